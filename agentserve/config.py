@@ -1,0 +1,49 @@
+"""Settings, each with its default and unit; unknown keys are errors."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+
+class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the scheduler may do in a step and how much may wait."""
+
+    token_budget: int = 512  # tokens computed in one step, decodes included
+    max_waiting: int = 512  # turns that wait for admission; more are refused as overloaded
+    check_invariants: bool = False  # after every step; for tests and debugging
+
+
+class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which model, and the memory and threads that it may use."""
+
+    directory: str  # prepared by `model.prepare`: config.json, tokenizer.json, model.safetensors
+    dtype: str = "auto"  # auto | float32 | bfloat16
+    kv_bytes: int = 0  # device KV; 0 takes a share of the free memory
+    block_size: int = 0  # tokens a KV block; 0 is the backend's own
+    max_slots: int = 64  # sequences in one batch
+    threads: int = 0  # 0 takes every core
+
+
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who may connect and what is bounded."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    model_name: str = "smollm2-135m"
+    max_sessions: int = 1000  # for each principal
+    max_body_bytes: int = 8 * 1024 * 1024
+    reserve_output: int = 0  # tokens of the context kept free for a summary
+    default_max_output_tokens: int = 1024
+    allow_force: bool = False  # `debug.force` is accepted (replay)
+    disconnect_grace_s: float = 5.0
+    ping_s: float = 15.0
+
+
+def cache_directory() -> Path:
+    """Where converted models and compiled kernels are kept (AGENTSERVE_CACHE, else XDG)."""
+    if own := os.environ.get("AGENTSERVE_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "agentserve"

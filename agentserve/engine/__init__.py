@@ -1,0 +1,1 @@
+"""The engine: one loop that plans, launches, samples and commits. Torch-free."""

@@ -1,0 +1,175 @@
+"""Commands to the engine and events from it: everything that crosses the engine seam.
+
+A *sequence* is the engine's copy of a session's tokens. The server owns the tokens; a submit says
+how many of the engine's tokens to keep and which follow. An engine that does not know the
+(sequence, generation) pair answers Refused("unknown_sequence") and is then sent all tokens again
+with keep=0. Token ids travel packed (`plan.pack`).
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from agentserve.engine.plan import RunnerInfo, SamplingParams
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Cut the sequence to `keep` tokens, append `tokens`, and generate.
+
+    keep=0 opens the sequence anew under `generation`. max_tokens=0 only prefills. `force` holds
+    tokens that are taken instead of the sampled ones, one per step; when it is used up the turn
+    goes on by sampling, so a caller that wants the turn to end there puts a stop id last.
+    `grammar` is opaque to the loop: the grammar factory compiles it.
+    """
+
+    turn: int
+    sequence: int
+    generation: int
+    keep: int
+    tokens: bytes
+    namespace: str
+    max_tokens: int
+    stop_ids: list[int]
+    sampling: SamplingParams = SamplingParams()
+    grammar: str | None = None
+    force: bytes = b""
+
+
+class Fork(msgspec.Struct, frozen=True, tag="fork"):
+    """Open sequence `into` with the first `keep` tokens of `sequence`, sharing its blocks."""
+
+    sequence: int
+    generation: int
+    into: int
+    into_generation: int
+    keep: int
+
+
+class Close(msgspec.Struct, frozen=True, tag="close"):
+    """Forget the sequence and its private blocks; full blocks stay in the prefix index."""
+
+    sequence: int
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """End the turn after the step in flight; unknown turns are ignored."""
+
+    turn: int
+
+
+class Hint(msgspec.Struct, frozen=True, tag="hint"):
+    """What the client knows about the wait that has begun (kept; acted on by residency later)."""
+
+    sequence: int
+    expected_s: float | None = None
+    kv: str = "auto"
+
+
+Command = Submit | Fork | Close | Cancel | Hint
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine is up. The first event; comes again with a higher incarnation after a restart."""
+
+    info: RunnerInfo
+    incarnation: int
+
+
+class Down(msgspec.Struct, frozen=True, tag="down"):
+    """The engine died; every open turn is lost. Made by the link, not by the engine."""
+
+    reason: str
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """The turn was admitted: `cached` tokens have KV, `computed` will be prefilled."""
+
+    turn: int
+    cached: int
+    computed: int
+    queue_s: float
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Prefill advanced: `done` of `total` tokens that had to be computed."""
+
+    turn: int
+    done: int
+    total: int
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """Tokens that this step gave to the turn, stop token excluded."""
+
+    turn: int
+    tokens: list[int]
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """The turn ended.
+
+    reason: "stop" (a stop id was sampled; it is not in the log) | "length" (max_tokens) |
+    "context" (no room for another token) | "prefilled" (max_tokens was 0) | "cancelled" |
+    "error" (this turn alone failed; `message` says why).
+    log_length and kv_length: tokens in the engine's log and how many of them have KV.
+    """
+
+    turn: int
+    reason: str
+    log_length: int
+    kv_length: int
+    stop_id: int | None = None
+    message: str = ""
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    preemptions: int = 0
+    recomputed: int = 0  # tokens prefilled again after a preemption
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The submit or fork was not accepted and changed nothing.
+
+    code: unknown_sequence | context_full | exceeds_kv_capacity | overloaded | bad_grammar | busy
+    (a turn of that sequence is running). For a fork `turn` is -1 and `sequence` is `into`.
+    """
+
+    turn: int
+    sequence: int
+    code: str
+    message: str
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """Engine state, sent with every event batch and at least once a second: the heartbeat."""
+
+    step: int
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_locked: int
+    tokens_in_kv: int  # tokens held by blocks that are not free
+    prefill_tokens: int  # counters since start
+    decode_tokens: int
+    preemptions: int
+    evictions: int
+
+
+Event = Ready | Down | Started | Progress | Tokens | Finished | Refused | Stats
+
+
+class EngineLink(Protocol):
+    """The server's end of the seam; the engine behind it is a thread or a process."""
+
+    def send(self, command: Command) -> None:
+        """Queue a command; never blocks. Commands sent while the engine is down are dropped."""
+        ...
+
+    async def receive(self) -> list[Event]:
+        """Return the next batch of events (at least one)."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the engine and free what it holds."""
+        ...

@@ -1,0 +1,169 @@
+"""The step contract: all that crosses from deciding to doing, and back.
+
+A StepPlan is ints and bytes only, so that it can be sent to worker processes later. Runners keep
+the block tables: a plan names only the block ids that were appended since the last plan.
+Token ids travel as little-endian int32 bytes.
+"""
+
+from array import array
+from collections.abc import Sequence as SequenceOf
+from typing import Any, Protocol
+
+import msgspec
+
+
+def pack(tokens: SequenceOf[int]) -> bytes:
+    """Return `tokens` as little-endian int32 bytes."""
+    return array("i", tokens).tobytes()
+
+
+def unpack(data: bytes) -> "array[int]":
+    """Return the token ids of `pack`."""
+    tokens: "array[int]" = array("i")
+    tokens.frombytes(data)
+    return tokens
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is drawn. temperature 0 is greedy; top_k 0 and top_p 1 are off.
+
+    Penalties: repetition (CTRL, arXiv 1909.05858) looks at prompt and output; presence and
+    frequency look at the output of this turn only. A draw depends on (seed, position) alone.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether sampling looks at earlier tokens."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+class SlotAdd(msgspec.Struct, frozen=True):
+    """A sequence enters batch slot `slot`; its block table starts empty, one list per KV group.
+
+    `history` holds the tokens before the first row, packed, only if the sampling needs them;
+    `prompt_length` is where this turn's output begins (for presence and frequency penalties).
+    """
+
+    slot: int
+    generation: int
+    sampling: SamplingParams
+    prompt_length: int
+    history: bytes = b""
+
+
+class SlotDrop(msgspec.Struct, frozen=True):
+    """The sequence leaves the slot; nothing of it may be read again."""
+
+    slot: int
+    generation: int
+
+
+class TableAppend(msgspec.Struct, frozen=True):
+    """Device block ids appended to a slot's table in one KV group."""
+
+    slot: int
+    group: int
+    blocks: list[int]
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """Copy the first `tokens` tokens of device block `source` to `target`, before this step's rows.
+
+    All copies of a plan read before any of its rows writes; they run in list order.
+    """
+
+    ticket: int
+    group: int
+    source: int
+    target: int
+    tokens: int
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """Compute `count` tokens of `slot` at positions start..start+count-1; sample after the last."""
+
+    slot: int
+    start: int
+    count: int
+    sample: bool
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """One forward pass. Order for the runner: dropped, added, appended, copies, rows."""
+
+    step: int
+    dropped: list[SlotDrop]
+    added: list[SlotAdd]
+    appended: list[TableAppend]
+    copies: list[Copy]
+    rows: list[Row]
+    tokens: bytes  # the input tokens of all rows, concatenated, packed
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """What a step gave: per row a list of tokens (empty when the row does not sample)."""
+
+    step: int
+    tokens: list[list[int]]
+    finite: list[bool]  # per row: False when a logit was NaN or infinite
+    tickets: list[int]  # copies that are done
+
+
+class KvGroup(msgspec.Struct, frozen=True):
+    """Layers whose KV lives in one kind of block. Today: one group of kind "full"."""
+
+    kind: str
+    layers: int
+    block_bytes: int
+
+
+class RunnerInfo(msgspec.Struct, frozen=True):
+    """What the decisions need to know of a runner."""
+
+    model: str
+    identity: str  # changes whenever the same tokens would give other KV (weights, dtype, rope)
+    vocab_size: int
+    max_context: int  # tokens
+    block_size: int  # tokens
+    num_blocks: int  # device blocks per group
+    max_slots: int
+    groups: list[KvGroup]
+    dtype: str = "float32"
+    device: str = "cpu"
+    weight_bytes: int = 0
+
+
+class Runner(Protocol):
+    """Executes plans, in order. A handle is opaque and belongs to one plan."""
+
+    info: RunnerInfo
+
+    def launch(self, plan: StepPlan) -> Any:
+        """Start the forward pass and return a handle."""
+        ...
+
+    def sample(self, handle: Any, masks: dict[int, Any]) -> None:
+        """Sample the rows that ask for it.
+
+        `masks` maps a row index to a packed bitmask: little-endian int32 words, bit i of word w
+        allows token 32*w + i (xgrammar's layout), as a bytes-like object.
+        """
+        ...
+
+    def collect(self, handle: Any) -> StepResult:
+        """Wait for the step and return its result."""
+        ...

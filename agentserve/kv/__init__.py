@@ -1,0 +1,1 @@
+"""Logical KV blocks, their pools, the prefix index. Torch-free."""

@@ -1,0 +1,1 @@
+"""Weights, forward pass and sampler. The only part that imports torch."""

@@ -1,0 +1,1 @@
+"""Scenarios: format, generator, replay over HTTP, report."""

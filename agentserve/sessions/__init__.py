@@ -1,0 +1,1 @@
+"""Sessions: turn tree, template, tool-call stream, store."""

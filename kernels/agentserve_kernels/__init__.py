@@ -1,0 +1,1 @@
+"""Compute kernels; each file holds a plain reference beside the fast version."""
