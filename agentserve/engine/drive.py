@@ -1,0 +1,148 @@
+"""Runs an Engine between two mailboxes: the same code in a thread and in a child process."""
+
+import importlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from agentserve.clock import Clock
+from agentserve.config import EngineSettings
+from agentserve.engine.loop import Engine
+from agentserve.engine.messages import Command, Down, Event, Ready, Stats
+from agentserve.engine.plan import RunnerInfo
+
+HEARTBEAT_S = 1.0
+MAX_BATCHES = 16_384  # event batches that the reader may lag behind
+
+log = logging.getLogger(__name__)
+
+
+class EngineSpec(msgspec.Struct, frozen=True, tag="spec"):
+    """All that an engine is made from.
+
+    `factory` is "module:function"; the function takes `options` and returns
+    (Runner, GrammarFactory | None).
+    """
+
+    factory: str
+    options: dict[str, Any]
+    settings: EngineSettings
+    incarnation: int = 1
+
+
+class ReaderStalled(RuntimeError):
+    """Nobody has read the engine's events for MAX_BATCHES steps."""
+
+
+class Inbox:
+    """Commands on their way to the engine; it sleeps here while it is idle."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._commands: list[Command] = []
+        self._closed = False
+
+    def put(self, commands: Sequence[Command]) -> None:
+        """Queue commands and wake the engine."""
+        with self._changed:
+            self._commands += commands
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Make the engine stop before its next step."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def take(self, timeout: float) -> list[Command] | None:
+        """Wait up to `timeout` seconds for commands; None once the inbox is closed."""
+        with self._changed:
+            if timeout > 0:
+                self._changed.wait_for(lambda: self._commands or self._closed, timeout)
+            if self._closed:
+                return None
+            commands, self._commands = self._commands, []
+            return commands
+
+
+class Outbox:
+    """Event batches on their way to the reader. Putting never waits."""
+
+    def __init__(self, notify: Callable[[], None], max_batches: int = MAX_BATCHES) -> None:
+        self._notify = notify
+        self._max = max_batches
+        self._batches: deque[list[Event]] = deque()
+
+    def put(self, batch: list[Event]) -> None:
+        """Queue a batch; a mere heartbeat is left out while others wait to be read.
+
+        Raises ReaderStalled when the queue is full: a turn must not lose events silently.
+        """
+        if self._batches and all(isinstance(event, Stats) for event in batch):
+            return
+        if len(self._batches) >= self._max:
+            raise ReaderStalled(f"{self._max} event batches were not read")
+        self.put_last(batch)
+
+    def put_last(self, batch: list[Event]) -> None:
+        """Queue a batch however full the queue is: the engine's last words."""
+        self._batches.append(batch)
+        self._notify()
+
+    def take(self) -> list[Event] | None:
+        """Return the oldest batch, None when there is none."""
+        return self._batches.popleft() if self._batches else None
+
+
+def run_engine(spec: EngineSpec, inbox: Inbox, outbox: Outbox, clock: Clock) -> bool:
+    """Build the engine, say Ready and step it until the inbox is closed.
+
+    Returns whether it ended by being closed. What it dies of is logged and sent as Down.
+    """
+    try:
+        engine, info = _build(spec, clock)
+        outbox.put([Ready(info, spec.incarnation)])
+        drive(engine, inbox, outbox, clock)
+    except Exception as error:
+        log.exception("the engine died")
+        outbox.put_last([Down(describe(error))])
+        return False
+    return True
+
+
+def drive(engine: Engine, inbox: Inbox, outbox: Outbox, clock: Clock) -> None:
+    """Apply commands and step until the inbox is closed; sleep while there is nothing to do.
+
+    All events of a step leave in one batch that ends with Stats; an idle engine sends Stats
+    every HEARTBEAT_S seconds.
+    """
+    beat = clock.monotonic()
+    while True:
+        idle_s = 0.0 if engine.busy else max(0.0, beat + HEARTBEAT_S - clock.monotonic())
+        commands = inbox.take(idle_s)
+        if commands is None:
+            return
+        for command in commands:
+            engine.apply(command)
+        events = engine.step()
+        now = clock.monotonic()
+        if events or now - beat >= HEARTBEAT_S:
+            outbox.put([*events, engine.stats()])
+            beat = now
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception as one bounded line for a person."""
+    text = " ".join(str(error).split())[:500]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _build(spec: EngineSpec, clock: Clock) -> tuple[Engine, RunnerInfo]:
+    module, _, function = spec.factory.partition(":")
+    factory = getattr(importlib.import_module(module), function)
+    runner, grammars = factory(spec.options)
+    return Engine(runner, clock, spec.settings, grammars), runner.info
