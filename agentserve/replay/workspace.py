@@ -5,13 +5,16 @@ Their results depend on the files alone: no times, no addresses, no paths outsid
 
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from agentserve_tools import ToolOutput
+from agentserve_tools import Workspace as BuiltIn
 
 RUN_SECONDS = 20.0
 OUTPUT_LIMIT = 2000  # characters of one result
@@ -34,6 +37,12 @@ class Workspace:
             path = self.root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
+        self._built_in = BuiltIn(
+            self.root,
+            shell_timeout_s=RUN_SECONDS,
+            max_output=OUTPUT_LIMIT,
+            environment={"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8"},
+        )
         return self
 
     def __exit__(
@@ -47,18 +56,14 @@ class Workspace:
     def tools(self) -> dict[str, Callable[..., Any]]:
         """Return the tools by the names that scenarios use."""
         functions: tuple[Callable[..., Any], ...] = (
-            self.list_files,
+            self._built_in.list_files,
+            self._built_in.search,
             self.read_lines,
-            self.search,
             self.replace,
             self.insert,
             self.run,
         )
         return {function.__name__: function for function in functions}
-
-    def list_files(self) -> str:
-        """List all files."""
-        return "\n".join(name for name, _ in self._listing())
 
     def read_lines(self, path: str, start: int, count: int) -> str:
         """Read `count` lines of a file from line `start` (the first is 1)."""
@@ -66,16 +71,6 @@ class Workspace:
         if not 1 <= start <= len(lines):
             raise ToolError(f"{path} has {len(lines)} lines")
         return "\n".join(lines[start - 1 : start - 1 + max(count, 1)])[:OUTPUT_LIMIT]
-
-    def search(self, text: str) -> str:
-        """Find a text in all files."""
-        found = [
-            f"{name}:{number}: {line.strip()}"
-            for name, path in self._listing()
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-            if text in line
-        ]
-        return "\n".join(found)[:OUTPUT_LIMIT] or "not found"
 
     def replace(self, path: str, old: str, new: str) -> str:
         """Replace a text that occurs once in a file."""
@@ -94,29 +89,14 @@ class Workspace:
         self._inside(path).write_text("".join(lines), encoding="utf-8")
         return "inserted"
 
-    def run(self, command: str) -> str:
+    async def run(self, command: str) -> ToolOutput:
         """Run a Python file of the workspace, as in `python check.py`, and return what it prints.
 
-        No shell and no other program: a model that chooses for itself runs only these files.
+        Nothing else can be run: a model that chooses for itself gets no shell.
         """
-        script, *arguments = self._script(command)
-        try:
-            done = subprocess.run(
-                [sys.executable, "-B", script, *arguments],
-                cwd=self.root,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-                errors="replace",
-                timeout=RUN_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise ToolError(f"{script} was stopped after {RUN_SECONDS:.0f} s") from None
-        output = done.stdout.replace(f"{self.root}{os.sep}", "").strip()
-        return output[:OUTPUT_LIMIT] or f"exit status {done.returncode}"
+        words = [sys.executable, "-B", *self._script(command)]
+        done = await self._built_in.shell(shlex.join(words))
+        return replace(done, output=done.output.replace(f"{self.root}{os.sep}", ""))
 
     def _script(self, command: str) -> list[str]:
         """Return the script and its arguments."""
@@ -129,10 +109,6 @@ class Workspace:
         self._read(words[1])
         return words[1:]
 
-    def _listing(self) -> list[tuple[str, Path]]:
-        paths = sorted(path for path in self.root.rglob("*") if path.is_file())
-        return [(path.relative_to(self.root).as_posix(), path) for path in paths]
-
     def _read(self, path: str) -> str:
         inside = self._inside(path)
         if not inside.is_file():
@@ -144,9 +120,3 @@ class Workspace:
         if not inside.is_relative_to(self.root):
             raise ToolError(f"{path} leaves the workspace")
         return inside
-
-
-def _environment() -> dict[str, str]:
-    """Return the least that a Python process needs: no settings or keys of the user's."""
-    kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT") if name in os.environ}
-    return kept | {"PYTHONIOENCODING": "utf-8", "PYTHONHASHSEED": "0"}
