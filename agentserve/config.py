@@ -39,6 +39,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_force: bool = False  # `debug.force` is accepted (replay)
     disconnect_grace_s: float = 5.0
     ping_s: float = 15.0
+    body_timeout_s: float = 30.0  # a whole request body must arrive within
+    send_timeout_s: float = 30.0  # a reader that takes nothing for so long is dropped
 
 
 def cache_directory() -> Path:

@@ -526,10 +526,28 @@ def decode(body: bytes, shape: type[T]) -> T:
             return msgspec.convert(_tag_refs(msgspec.json.decode(body)), shape)
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `")
-        raise InvalidRequest(message, param=path.rstrip("`") or None) from None
+        raise _invalid(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest("the body is not valid JSON") from None
+
+
+def decode_query(pairs: list[tuple[str, str]], shape: type[T]) -> T:
+    """Parse the parameters of a query string as `shape`.
+
+    Raises InvalidRequest with the parameter that does not fit or is given twice.
+    """
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise InvalidRequest("a query parameter is given twice")
+    try:
+        return msgspec.convert(values, shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+
+
+def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
+    message, _, path = str(error).partition(" - at `")
+    return InvalidRequest(message, param=path.rstrip("`") or None)
 
 
 def _tag_refs(body: Any) -> Any:

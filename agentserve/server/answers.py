@@ -1,0 +1,117 @@
+"""JSON answers, and the one path that every error takes to the client."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentserve import wire
+from agentserve.errors import (
+    AgentserveError,
+    EngineError,
+    InvalidRequest,
+    MethodNotAllowed,
+    RouteNotFound,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+
+
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return `value` (a response struct or plain data) as a JSON answer."""
+    return Response(wire.encode(value), status, headers, media_type="application/json")
+
+
+def error_body(error: AgentserveError) -> wire.ErrorBody:
+    """Return the Error shape of API.md."""
+    return wire.ErrorBody(
+        code=error.code,
+        message=error.message,
+        retryable=error.retryable,
+        param=error.param,
+        details=error.details,
+    )
+
+
+def error_response(error: AgentserveError, headers: Mapping[str, str] | None = None) -> Response:
+    """Render `error`, with the headers by which client libraries decide whether to try again."""
+    own = dict(headers or {})
+    if error.status in (429, 503):
+        own["Retry-After"] = str(RETRY_AFTER_S)
+    if error.status == 409:
+        # Common client libraries retry every 409; ours need another request, not the same again.
+        own["x-should-retry"] = "false"
+    if error.status == 401:
+        own["WWW-Authenticate"] = "Bearer"
+    return json_response(wire.ErrorAnswer(error_body(error)), error.status, own)
+
+
+def unexpected() -> EngineError:
+    """Return what a client is told of a fault in the server: nothing that the log should tell."""
+    return EngineError("internal error; the server's log has the details")
+
+
+def http_exception(request: Request, error: Exception) -> Response:
+    """Render what the router itself refuses."""
+    if not isinstance(error, HTTPException):
+        raise error
+    return error_response(_routing_error(request, error), error.headers)
+
+
+def _routing_error(request: Request, error: HTTPException) -> AgentserveError:
+    if error.status_code == 404:
+        return RouteNotFound("no such path; the routes are listed in API.md")
+    if error.status_code == 405:
+        return MethodNotAllowed(f"this path does not take {request.method}")
+    return InvalidRequest("the request is not valid HTTP for this server")
+
+
+class ErrorBoundary:
+    """ASGI middleware: whatever is raised below becomes an Error answer; `count` gets its code."""
+
+    def __init__(self, app: ASGIApp, count: Callable[[str], None]) -> None:
+        self._app = app
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app below and render what it raises."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+        unread = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        async def watched_receive() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = message.get("more_body", False)
+            return message
+
+        try:
+            await self._app(scope, watched_receive, watched_send)
+        except ClientDisconnect:
+            return
+        except AgentserveError as error:
+            failure = error
+        except Exception:
+            logger.exception("unexpected error in %s %s", scope["method"], scope["path"])
+            failure = unexpected()
+        else:
+            return
+        self._count(failure.code)
+        if not started:
+            headers = {"Connection": "close"} if unread or failure.status == 413 else None
+            await error_response(failure, headers)(scope, receive, send)
