@@ -23,19 +23,19 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of everything that a client sends."""
 
 
-class Text(Request, tag="text"):
+class Text(Request, frozen=True, tag="text"):
     """A piece of text inside user or assistant content."""
 
     text: str
 
 
-class Reasoning(Request, tag="reasoning"):
+class Reasoning(Request, frozen=True, tag="reasoning"):
     """A model's reasoning inside imported assistant content."""
 
     text: str
 
 
-class ToolCall(Request, tag="tool_call"):
+class ToolCall(Request, frozen=True, tag="tool_call"):
     """A tool call inside imported assistant content."""
 
     name: Annotated[str, Meta(pattern=TOOL_NAME)]
@@ -46,25 +46,25 @@ class ToolCall(Request, tag="tool_call"):
 AssistantPart = Text | Reasoning | ToolCall
 
 
-class UserItem(Request, tag="user"):
+class UserItem(Request, frozen=True, tag="user"):
     """A user message."""
 
     content: str | list[Text]
 
 
-class SystemItem(Request, tag="system"):
+class SystemItem(Request, frozen=True, tag="system"):
     """A system message inside the conversation."""
 
     content: str | list[Text]
 
 
-class AssistantItem(Request, tag="assistant"):
+class AssistantItem(Request, frozen=True, tag="assistant"):
     """An assistant message that this server did not generate."""
 
     content: str | list[AssistantPart]
 
 
-class ToolResultItem(Request, tag="tool_result"):
+class ToolResultItem(Request, frozen=True, tag="tool_result"):
     """What a tool gave back for one call."""
 
     call_id: CallId
@@ -74,7 +74,7 @@ class ToolResultItem(Request, tag="tool_result"):
     duration_ms: Millis | None = None
 
 
-class RefItem(Request, tag="ref"):
+class RefItem(Request, frozen=True, tag="ref"):
     """Turns of this session that stay as they are: "t_4" or "t_1..t_4" (history only)."""
 
     ref: Annotated[str, Meta(pattern=r"^t_[0-9]{1,9}(\.\.t_[0-9]{1,9})?$")]
@@ -84,7 +84,7 @@ Item = UserItem | SystemItem | AssistantItem | ToolResultItem
 HistoryItem = Item | RefItem
 
 
-class Sampling(Request, omit_defaults=True):
+class Sampling(Request, frozen=True, omit_defaults=True):
     """Sampling parameters; a field left out keeps the session's, then the default (greedy)."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=10.0)] | UnsetType = UNSET
@@ -102,7 +102,7 @@ class Sampling(Request, omit_defaults=True):
     ) = UNSET
 
 
-class Tool(Request, tag="function", omit_defaults=True):
+class Tool(Request, frozen=True, tag="function", omit_defaults=True):
     """A tool that the model may call. It runs in the client's process, never in the server."""
 
     name: Annotated[str, Meta(pattern=TOOL_NAME)]
@@ -114,7 +114,7 @@ class Tool(Request, tag="function", omit_defaults=True):
     expected_ms: Millis | None = None
 
 
-class Hints(Request, omit_defaults=True):
+class Hints(Request, frozen=True, omit_defaults=True):
     """What the client knows about the wait that begins after this turn."""
 
     expected_ms: Millis | dict[CallId, Millis] | None = None
@@ -123,7 +123,7 @@ class Hints(Request, omit_defaults=True):
     close: bool = False
 
 
-class CreateRequest(Request):
+class CreateRequest(Request, frozen=True):
     """POST /sessions."""
 
     id: SessionId | None = None
@@ -138,38 +138,38 @@ class CreateRequest(Request):
     metadata: Metadata = {}
 
 
-class PatchRequest(Request):
+class PatchRequest(Request, frozen=True):
     """PATCH /sessions/{id}; a field left out stays as it is."""
 
     metadata: Metadata | UnsetType = UNSET
-    ttl_ms: Millis | None | UnsetType = UNSET
+    ttl_ms: Millis | UnsetType | None = UNSET
     tools: Annotated[list[Tool], Meta(max_length=128)] | UnsetType = UNSET
 
 
-class NamedTool(Request):
+class NamedTool(Request, frozen=True):
     """tool_choice that names one tool."""
 
     name: Annotated[str, Meta(pattern=TOOL_NAME)]
 
 
-class ResponseFormat(Request):
+class ResponseFormat(Request, frozen=True):
     """A JSON schema that the answer must satisfy."""
 
     type: Literal["text", "json_schema"]
     schema: dict[str, Any] | None = None
 
 
-class Debug(Request):
+class Debug(Request, frozen=True):
     """Replay only (`serve --allow-force`): the output that is decoded as if sampled."""
 
     force: list[Text | ToolCall]
 
 
-class TurnRequest(Request):
+class TurnRequest(Request, frozen=True):
     """POST /sessions/{id}/turn."""
 
     input: str | list[Item]
-    expect_head: str | None | UnsetType = UNSET
+    expect_head: str | UnsetType | None = UNSET
     stream: bool = False
     max_output_tokens: Annotated[int, Meta(ge=0, le=10**7)] | None = None
     sampling: Sampling = Sampling()
@@ -185,13 +185,13 @@ class TurnRequest(Request):
     debug: Debug | None = None
 
 
-class ToolResultsRequest(Request):
+class ToolResultsRequest(Request, frozen=True):
     """POST /sessions/{id}/tool_results."""
 
     results: Annotated[list[ToolResultItem], Meta(min_length=1, max_length=1024)]
 
 
-class ForkRequest(Request):
+class ForkRequest(Request, frozen=True):
     """POST /sessions/{id}/fork."""
 
     at: str | None = None
@@ -200,29 +200,29 @@ class ForkRequest(Request):
     tools_allowed: list[str] | None = None
 
 
-class RollbackRequest(Request):
+class RollbackRequest(Request, frozen=True):
     """POST /sessions/{id}/rollback: exactly one of `to` and `before`."""
 
     to: str | None = None
     before: str | None = None
-    expect_head: str | None | UnsetType = UNSET
+    expect_head: str | UnsetType | None = UNSET
 
 
-class HistoryRequest(Request):
+class HistoryRequest(Request, frozen=True):
     """PUT /sessions/{id}/history."""
 
     items: list[HistoryItem]
-    expect_head: str | None | UnsetType = UNSET
+    expect_head: str | UnsetType | None = UNSET
     prefill: bool = False
 
 
-class CountRequest(Request):
+class CountRequest(Request, frozen=True):
     """POST /sessions/{id}/count."""
 
     input: str | list[Item]
 
 
-class CancelRequest(Request):
+class CancelRequest(Request, frozen=True):
     """POST /sessions/{id}/cancel."""
 
     turn: str | None = None
