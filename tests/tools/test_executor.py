@@ -1,0 +1,228 @@
+"""Calls are bounded in time, output and number, and never raise."""
+
+import asyncio
+import contextvars
+import sys
+import threading
+import time
+
+import pytest
+from agentserve_tools import Executor, Toolbox, ToolOutput, tool
+
+
+def executor(*functions, **limits) -> Executor:
+    return Executor(Toolbox(functions), **limits)
+
+
+def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+async def test_plain_and_async_functions_answer():
+    async def double(n: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * n
+
+    class Square:
+        async def __call__(self, n: int) -> int:
+            return n * n
+
+    run = executor(add, double, Square()).run
+    assert (await run("add", {"a": 2})).output == 3
+    assert (await run("double", {"n": 2})).output == 4
+    assert (await run("Square", {"n": 3})).output == 9
+
+
+async def test_a_plain_function_that_returns_an_awaitable_is_awaited():
+    async def inner() -> str:
+        return "inner"
+
+    def outer() -> object:
+        return inner()
+
+    assert (await executor(outer).run("outer", {})).output == "inner"
+
+
+async def test_invalid_arguments_and_unknown_tools_are_told_to_the_model():
+    run = executor(add).run
+    wrong = await run("add", {"a": "two"})
+    assert wrong.is_error
+    assert wrong.output == "invalid arguments for add: argument a: Expected `int`, got `str`"
+    unknown = await run("sub", {})
+    assert unknown.status == "error"
+    assert unknown.output == "there is no tool named sub; the tools are: add"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no such row"), "ValueError: no such row"),
+        (KeyError(), "KeyError"),
+        (RuntimeError("x" * 10_000), "RuntimeError: " + "x" * 486),
+        (SystemExit(3), "SystemExit: 3"),
+        (StopIteration("over"), "StopIteration: over"),
+    ],
+)
+async def test_an_exception_becomes_a_short_error(error, text):
+    def fail() -> None:
+        raise error
+
+    answer = await executor(fail).run("fail", {})
+    assert (answer.status, answer.output) == ("error", text)
+
+
+async def test_one_failure_does_not_end_its_siblings_and_order_is_kept():
+    async def wait(ms: int) -> int:
+        await asyncio.sleep(ms / 1000)
+        return ms
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    answers = await executor(wait, fail).run_all(
+        [("wait", {"ms": 60}), ("fail", {}), ("wait", {"ms": 1}), ("nothing", {})]
+    )
+    assert [a.status for a in answers] == ["ok", "error", "ok", "error"]
+    assert [a.output for a in answers if a.status == "ok"] == [60, 1]
+
+
+async def test_calls_run_at_the_same_time():
+    meeting = threading.Barrier(4, timeout=10)
+
+    def meet() -> int:
+        return meeting.wait()
+
+    answers = await executor(meet).run_all([("meet", {})] * 4)
+    assert sorted(a.output for a in answers) == [0, 1, 2, 3]
+
+
+async def test_a_late_thread_is_answered_for_and_its_result_is_discarded():
+    release, done = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        release.wait(10)
+        done.set()
+        return "late"
+
+    answer = await executor(slow).run("slow", {}, deadline_s=0.05)
+    assert (answer.status, answer.output) == ("error", "slow did not finish within 0.05 s")
+    assert answer.duration_ms >= 50
+    release.set()
+    assert done.wait(10)
+
+
+async def test_an_async_tool_is_really_cancelled_at_the_deadline():
+    cancelled = asyncio.Event()
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    assert (await executor(slow, deadline_s=0.02).run("slow", {})).is_error
+    assert cancelled.is_set()
+
+
+async def test_a_tool_keeps_its_own_concurrency_limit_until_a_late_thread_has_ended():
+    release = threading.Event()
+
+    @tool(max_concurrency=1)
+    def hold(wait: bool) -> str:
+        return str(release.wait(10)) if wait else "free"
+
+    run = executor(hold).run
+    assert (await run("hold", {"wait": True}, deadline_s=0.02)).is_error
+    assert (await run("hold", {"wait": False}, deadline_s=0.05)).is_error
+    release.set()
+    assert (await run("hold", {"wait": False}, deadline_s=10)).output == "free"
+
+
+async def test_no_more_calls_run_at_once_than_allowed():
+    running, peak = 0, 0
+
+    async def count() -> None:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await asyncio.sleep(0.005)
+        running -= 1
+
+    await executor(count, max_concurrency=3).run_all([("count", {})] * 10)
+    assert peak == 3
+
+
+async def test_cancelling_the_caller_cancels_the_call():
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    task = asyncio.create_task(executor(slow).run("slow", {}))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cancelled.is_set()
+
+
+async def test_a_tool_that_cancels_itself_answers_cancelled():
+    async def give_up() -> None:
+        raise asyncio.CancelledError
+
+    assert (await executor(give_up).run("give_up", {})).status == "cancelled"
+
+
+async def test_output_is_capped_and_says_so():
+    def long() -> str:
+        return "a" * 500 + "z" * 500
+
+    answer = await executor(long, max_output=10).run("long", {})
+    assert answer.truncated
+    assert answer.output == "aaaaa\n[... 990 characters left out ...]\nzzzzz"
+
+
+async def test_a_tool_chooses_its_own_status():
+    def refuse() -> ToolOutput:
+        return ToolOutput("not today", status="cancelled")
+
+    answer = await executor(refuse).run("refuse", {})
+    assert (answer.status, answer.output) == ("cancelled", "not today")
+
+
+async def test_durations_are_recorded_in_milliseconds():
+    def nap() -> None:
+        time.sleep(0.03)
+
+    assert (await executor(nap).run("nap", {})).duration_ms >= 29
+
+
+async def test_context_variables_reach_the_thread():
+    who = contextvars.ContextVar("who", default="nobody")
+    who.set("caller")
+
+    def ask() -> str:
+        return who.get()
+
+    assert (await executor(ask).run("ask", {})).output == "caller"
+
+
+def test_a_thread_that_never_ends_does_not_keep_the_program_alive():
+    import subprocess
+
+    program = (
+        "import asyncio, time\n"
+        "from agentserve_tools import Executor, Toolbox\n"
+        "def hang() -> None: time.sleep(3600)\n"
+        "async def main():\n"
+        "    print((await Executor(Toolbox([hang]), deadline_s=0.05).run('hang', {})).status)\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "error\n"
