@@ -68,7 +68,8 @@ class _Metadata:
         token_id = self.get(f"ggml.{name}_token_id")
         if token_id is None or not 0 <= token_id < len(self.tokens):
             return None
-        return self.tokens[token_id]
+        token: str = self.tokens[token_id]
+        return token
 
 
 def _byte_level(meta: _Metadata) -> Tokenizer:
