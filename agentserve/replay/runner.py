@@ -2,20 +2,29 @@
 
 import asyncio
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
+from agentserve_tools import ToolOutput
 
 from agentserve import wire
 from agentserve.client import AsyncClient, AsyncSession
 from agentserve.errors import AgentserveError, InvalidRequest
 from agentserve.replay.report import Report, TurnRecord
-from agentserve.replay.scenario import Call, Scenario, ScenarioTurn
+from agentserve.replay.scenario import Call, Scenario, ScenarioTurn, shorten
 from agentserve.replay.tools import StoryTools
 from agentserve.replay.workspace import Workspace
-from agentserve_tools import ToolOutput
 
 FREE_TOKENS = 64  # of a free answer, when the scenario sets no bound
+NO_FORCE = "start the server with --allow-force, or replay with --free"
+CALLS = (wire.ToolCallOut, wire.MalformedToolCallOut)
+OUTPUT_EVENTS = (
+    wire.ItemStarted,
+    wire.TextDelta,
+    wire.ReasoningDelta,
+    wire.ToolCallDelta,
+    wire.ItemDone,
+)
 
 
 class ReplayError(ValueError):
@@ -56,9 +65,12 @@ async def replay(
             Player(scenario, number, settings, observer)
             for number, scenario in enumerate(scenarios, start=1)
         ]
-        async with asyncio.TaskGroup() as group:
-            for player in players:
-                group.create_task(player.play(client))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for player in players:
+                    group.create_task(player.play(client))
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
     records = [record for player in players for record in player.records]
     failures = [player.failure for player in players if player.failure]
     if not records:
@@ -110,3 +122,119 @@ class Player:
             record = msgspec.structs.replace(record, session=self._number, index=index)
             self.records.append(record)
             self._observer.turn(record)
+
+    async def _generate(
+        self, session: AsyncSession, turn: ScenarioTurn, feed: list[wire.Item]
+    ) -> tuple[wire.Turn, float, float]:
+        """Return the finished turn, the seconds to its first output and to its end."""
+        free = self._settings.free or turn.free
+        options: dict[str, Any] = (
+            {"max_output_tokens": turn.max_output_tokens or FREE_TOKENS}
+            if free
+            else {"debug": wire.Debug(force=turn.forced())}
+        )
+        started = time.perf_counter()
+        first: float | None = None
+        try:
+            async with session.stream(feed, **options) as events:
+                async for event in events:
+                    if first is None and isinstance(event, OUTPUT_EVENTS):
+                        first = time.perf_counter() - started
+        except InvalidRequest as error:
+            if free or "debug" not in f"{error.param} {error.message}":
+                raise
+            raise ReplayError(f"{error.message}: {NO_FORCE}") from None
+        latency = time.perf_counter() - started
+        if events.turn is None:
+            raise ReplayError("the stream ended without its turn")
+        answer = events.turn.wire
+        if not free:
+            _compare(turn, answer, f"session {self._number}, turn {len(self.records) + 1}")
+        return answer, latency if first is None else first, latency
+
+    async def _results(
+        self, turn: ScenarioTurn, answer: wire.Turn, tools: StoryTools
+    ) -> list[wire.Item]:
+        """Run the turn's calls and return what the next turn is fed."""
+        started = time.perf_counter()
+        feed = await self._outcome(turn, answer, tools)
+        rest = self._scenario.tool_seconds(turn) / self._settings.speed
+        await asyncio.sleep(max(rest - (time.perf_counter() - started), 0.0))
+        return feed
+
+    async def _outcome(
+        self, turn: ScenarioTurn, answer: wire.Turn, tools: StoryTools
+    ) -> list[wire.Item]:
+        called = [item for item in answer.output if isinstance(item, CALLS)]
+        if not self._settings.free and not turn.free:
+            outputs = await tools.scripted(turn.calls)
+            return [_result(call.call_id, out) for call, out in zip(called, outputs, strict=True)]
+        if called:
+            outputs = await tools.free([_chosen(call) for call in called])
+            return [_result(call.call_id, out) for call, out in zip(called, outputs, strict=True)]
+        outputs = await tools.scripted(turn.calls)
+        return [
+            wire.UserItem(content=f"{call.summary} gives:\n{out.output}")
+            for call, out in zip(turn.calls, outputs, strict=True)
+        ]
+
+
+def _chosen(call: wire.ToolCallOut | wire.MalformedToolCallOut) -> tuple[str, Any]:
+    """Return the name and arguments of a call of the model's own."""
+    if isinstance(call, wire.ToolCallOut):
+        return call.name, call.arguments
+    return call.name or "unreadable", None
+
+
+def _result(call_id: str, output: ToolOutput) -> wire.ToolResultItem:
+    return wire.ToolResultItem(
+        call_id=call_id,
+        output=output.output,
+        status=output.status,
+        duration_ms=output.duration_ms,
+    )
+
+
+def _compare(turn: ScenarioTurn, answer: wire.Turn, place: str) -> None:
+    """Raise ReplayError when the server did not answer what was forced."""
+    got = [_chosen(item) for item in answer.output if isinstance(item, CALLS)]
+    if got != [(call.name, call.arguments) for call in turn.calls]:
+        raise ReplayError(f"{place}: the server made {got} of the story's {turn.calls}")
+    if (text := _text(answer).strip()) != turn.text.strip():
+        raise ReplayError(f"{place}: the server made {text!r} of the story's {turn.text!r}")
+
+
+def _text(answer: wire.Turn) -> str:
+    return "".join(item.text for item in answer.output if isinstance(item, wire.TextOut))
+
+
+def _record(answer: wire.Turn, ttft: float, latency: float, tools: float) -> TurnRecord:
+    usage, timing = answer.usage, answer.timing_ms
+    return TurnRecord(
+        session=0,
+        index=0,
+        action=_action(answer),
+        input_tokens=usage.input_tokens,
+        new_tokens=usage.new_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+        ttft_s=ttft,
+        latency_s=latency,
+        queue_s=timing.queue / 1000,
+        restore_s=timing.restore / 1000,
+        model_s=(timing.prefill + timing.decode) / 1000,
+        tool_s=tools,
+    )
+
+
+def _action(answer: wire.Turn) -> str:
+    """Say in one line what the model did."""
+    parts = []
+    for item in answer.output:
+        if isinstance(item, wire.ToolCallOut):
+            parts.append(Call(item.name, item.arguments).summary)
+        elif isinstance(item, wire.MalformedToolCallOut):
+            parts.append("(a call that cannot be read)")
+    if not parts:
+        parts = [" ".join(_text(answer).split())]
+    return shorten(", ".join(parts))

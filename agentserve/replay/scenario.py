@@ -11,6 +11,7 @@ from msgspec import Meta
 from agentserve.wire import TOOL_NAME, Text, Tool, ToolCall
 
 FORMAT = 1
+LINE = 60  # characters of what is shown of a call or an answer
 Seconds = Annotated[float, Meta(ge=0.0)]
 Count = Annotated[int, Meta(ge=1)]
 
@@ -50,8 +51,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def summary(self) -> str:
         """The call in one short line, for people."""
         values = (str(value).strip().replace("\n", " ") for value in self.arguments.values())
-        line = f"{self.name}({', '.join(values)})"
-        return line if len(line) <= 60 else line[:57] + "..."
+        return shorten(f"{self.name}({', '.join(values)})")
 
 
 class ScenarioTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,6 +95,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return turn.tool_seconds
         tools = (self.tool(call.name) for call in turn.calls)
         return max((tool.seconds for tool in tools if tool), default=0.0)
+
+
+def shorten(line: str) -> str:
+    """Return the line, cut with dots where it is too long to follow."""
+    return line if len(line) <= LINE else line[: LINE - 3] + "..."
 
 
 def load_scenario(path: Path) -> Scenario:
