@@ -1,0 +1,406 @@
+"""The engine: commands in, one step at a time, events out.
+
+One step is: plan, launch, mask, sample, collect, settle, commit. Everything that can go wrong in
+one turn (its grammar, a non-finite row) ends that turn and no other.
+"""
+
+from array import array
+from typing import Any, Protocol
+
+from agentserve.clock import Clock
+from agentserve.config import EngineSettings
+from agentserve.engine.messages import (
+    Cancel,
+    Close,
+    Command,
+    Event,
+    Finished,
+    Fork,
+    Hint,
+    Progress,
+    Refused,
+    Started,
+    Stats,
+    Submit,
+    Tokens,
+)
+from agentserve.engine.plan import Runner, StepResult, unpack
+from agentserve.engine.scheduler import Batch, Scheduler
+from agentserve.engine.sequence import Matcher, Sequence, Turn
+from agentserve.kv.blocks import require
+from agentserve.kv.chains import KvCache
+
+__all__ = ["Engine", "GrammarFactory", "Matcher"]
+
+
+class GrammarFactory(Protocol):
+    """Makes matchers from grammar specs that are opaque to the engine."""
+
+    def compile(self, spec: str) -> Matcher:
+        """Return a fresh matcher. Raises ValueError with a readable message."""
+        ...
+
+
+class _Refusal(Exception):
+    """A command that changes nothing; becomes a Refused event."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Engine:
+    """Runs turns on a runner. Not thread-safe: one thread applies commands and steps."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        clock: Clock,
+        settings: EngineSettings,
+        grammars: GrammarFactory | None = None,
+    ) -> None:
+        self._runner = runner
+        self._info = runner.info
+        self._clock = clock
+        self._settings = settings
+        self._grammars = grammars
+        info = runner.info
+        self._kv = KvCache(info.identity, info.num_blocks, info.block_size, len(info.groups))
+        self._scheduler = Scheduler(info, settings, self._kv, clock)
+        self._sequences: dict[int, Sequence] = {}
+        self._turns: dict[int, Turn] = {}
+        self._arrivals = 0
+        self._events: list[Event] = []
+        self._prefill_tokens = 0
+        self._decode_tokens = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do or to say."""
+        return bool(self._turns or self._events) or self._kv.copying
+
+    def apply(self, command: Command) -> None:
+        """Take a command; its answer comes with the next step's events. Never raises for a bad one.
+
+        A refused submit or fork changes nothing. Cancel, close and hint of what is unknown are
+        ignored.
+        """
+        try:
+            if isinstance(command, Submit):
+                self._submit(command)
+            elif isinstance(command, Fork):
+                self._fork(command)
+            elif isinstance(command, Close):
+                self._close(command.sequence)
+            elif isinstance(command, Cancel):
+                self._cancel(command)
+            elif command.sequence in self._sequences:
+                self._sequences[command.sequence].hint = command
+        except _Refusal as refusal:
+            turn = command.turn if isinstance(command, Submit) else -1
+            sequence = command.into if isinstance(command, Fork) else _sequence_of(command)
+            self._events.append(Refused(turn, sequence, refusal.code, str(refusal)))
+
+    def step(self) -> list[Event]:
+        """Run one step and return what happened, with Stats last; [] when there was nothing."""
+        batch = self._scheduler.plan()
+        if batch is not None:
+            self._report_admitted(batch)
+            handle = self._runner.launch(batch.plan)
+            masks = self._masks(batch)
+            self._runner.sample(handle, masks)
+            result = self._runner.collect(handle)
+            self._kv.settle(result.tickets)
+            self._commit(batch, result)
+        if self._settings.check_invariants:
+            self.check()
+        events, self._events = self._events, []
+        if events or batch is not None:
+            events.append(self.stats())
+        return events
+
+    def stats(self) -> Stats:
+        """Return counts of turns, blocks (of KV group 0) and work since the start."""
+        pool = self._kv.pools[0]
+        return Stats(
+            step=self._scheduler.step,
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            blocks_total=pool.total,
+            blocks_free=pool.free,
+            blocks_cached=pool.cached,
+            blocks_locked=pool.locked,
+            tokens_in_kv=pool.tokens,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
+            preemptions=self._scheduler.preemptions,
+            evictions=sum(pool.evictions for pool in self._kv.pools),
+        )
+
+    def check(self) -> None:
+        """Verify every invariant; slow, for tests and debugging.
+
+        Raises InvariantError, whose message names INV-xx as numbered in ARCHITECTURE.md.
+        """
+        self._kv.check()
+        self._scheduler.check()
+        open_turns = {t.id for t in (*self._scheduler.running, *self._scheduler.waiting)}
+        require(open_turns == set(self._turns), "INV-08: a turn was lost")
+        for sequence in self._sequences.values():
+            require(sequence.chain.length <= len(sequence.log), "INV-04: KV is longer than the log")
+            self._kv.check_tokens(sequence.chain, sequence.log)
+
+    # Commands
+
+    def _submit(self, command: Submit) -> None:
+        tokens = self._ids(command.tokens)
+        forced = self._ids(command.force)
+        sequence = self._target(command)
+        keep = command.keep if sequence is not None else 0
+        prompt = keep + len(tokens)
+        self._admissible(command, prompt)
+        matcher = self._matcher(command.grammar)
+        if sequence is None:
+            self._close(command.sequence)
+            chain = self._kv.open(command.namespace)
+            sequence = Sequence(command.sequence, command.generation, command.namespace, chain)
+            self._sequences[sequence.id] = sequence
+        self._kv.cut(sequence.chain, keep)
+        del sequence.log[keep:]
+        sequence.log.extend(tokens)
+        self._arrivals += 1
+        turn = Turn(
+            command=command,
+            sequence=sequence,
+            arrival=self._arrivals,
+            submitted_at=self._clock.monotonic(),
+            prompt_length=prompt,
+            forced=forced,
+            stop_ids=frozenset(command.stop_ids),
+            matcher=matcher,
+        )
+        sequence.turn = turn
+        self._turns[turn.id] = turn
+        self._scheduler.add(turn)
+
+    def _ids(self, data: bytes) -> "array[int]":
+        try:
+            ids = unpack(data)
+        except ValueError:
+            raise _Refusal("invalid", "token ids are not packed int32") from None
+        if ids and not (min(ids) >= 0 and max(ids) < self._info.vocab_size):
+            raise _Refusal(
+                "invalid", f"a token id is outside the vocabulary of {self._info.vocab_size}"
+            )
+        return ids
+
+    def _target(self, command: Submit) -> Sequence | None:
+        """Return the sequence that the submit goes on, or None when it opens one."""
+        sequence = self._sequences.get(command.sequence)
+        if sequence is not None and sequence.turn is not None:
+            raise _Refusal("busy", f"sequence {command.sequence} has a running turn")
+        if command.turn in self._turns:
+            raise _Refusal("invalid", f"turn {command.turn} is already open")
+        if command.keep == 0:
+            return None
+        if command.keep < 0 or command.max_tokens < 0:
+            raise _Refusal("invalid", "keep and max_tokens are not negative")
+        if (
+            sequence is None
+            or sequence.generation != command.generation
+            or sequence.namespace != command.namespace
+            or command.keep > len(sequence.log)
+        ):
+            raise _Refusal(
+                "unknown_sequence",
+                f"no sequence {command.sequence} of generation {command.generation} "
+                f"with {command.keep} tokens",
+            )
+        return sequence
+
+    def _admissible(self, command: Submit, prompt: int) -> None:
+        if prompt == 0 or command.max_tokens < 0:
+            raise _Refusal("invalid", "a turn needs at least one token and no negative max_tokens")
+        if prompt + 1 > self._info.max_context:
+            raise _Refusal(
+                "context_full",
+                f"{prompt} tokens leave no room in a context of {self._info.max_context}",
+            )
+        if not self._fits_pool(prompt + 1):
+            capacity = self._kv.num_blocks * self._kv.block_size
+            raise _Refusal(
+                "exceeds_kv_capacity", f"{prompt} tokens never fit a KV cache of {capacity}"
+            )
+        if len(self._scheduler.waiting) >= self._settings.max_waiting:
+            raise _Refusal("overloaded", f"{self._settings.max_waiting} turns are waiting already")
+
+    def _matcher(self, spec: str | None) -> Matcher | None:
+        if spec is None:
+            return None
+        if self._grammars is None:
+            raise _Refusal("bad_grammar", "this engine has no grammars")
+        try:
+            return self._grammars.compile(spec)
+        except Exception as error:  # a third party's compiler must not stop the engine
+            raise _Refusal("bad_grammar", str(error) or type(error).__name__) from error
+
+    def _fork(self, command: Fork) -> None:
+        source = self._sequences.get(command.sequence)
+        if (
+            source is None
+            or source.generation != command.generation
+            or not 0 <= command.keep <= len(source.log)
+        ):
+            raise _Refusal(
+                "unknown_sequence",
+                f"no sequence {command.sequence} of generation {command.generation} "
+                f"with {command.keep} tokens",
+            )
+        if command.into == command.sequence:
+            raise _Refusal("invalid", "a sequence cannot be forked into itself")
+        into = self._sequences.get(command.into)
+        if into is not None and into.turn is not None:
+            raise _Refusal("busy", f"sequence {command.into} has a running turn")
+        self._close(command.into)
+        chain = self._kv.fork(source.chain, command.keep)
+        self._sequences[command.into] = Sequence(
+            command.into,
+            command.into_generation,
+            source.namespace,
+            chain,
+            source.log[: command.keep],
+        )
+
+    def _close(self, sequence_id: int) -> None:
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None:
+            return
+        if sequence.turn is not None:
+            self._finish(sequence.turn, "cancelled")
+        self._kv.close(sequence.chain)
+        del self._sequences[sequence_id]
+
+    def _cancel(self, command: Cancel) -> None:
+        turn = self._turns.get(command.turn)
+        if turn is not None:
+            self._finish(turn, "cancelled")
+
+    # One step
+
+    def _report_admitted(self, batch: Batch) -> None:
+        for turn in batch.admitted:
+            computed = turn.prompt_length - turn.cached
+            waited = turn.started_at - turn.submitted_at
+            self._events.append(Started(turn.id, turn.cached, computed, waited))
+
+    def _masks(self, batch: Batch) -> dict[int, Any]:
+        """Return the masks of constrained rows, computed while the forward pass runs."""
+        masks: dict[int, Any] = {}
+        for number, (row, turn) in enumerate(zip(batch.plan.rows, batch.turns, strict=True)):
+            if turn.matcher is None or not row.sample or turn.generated < len(turn.forced):
+                continue
+            try:
+                mask = turn.matcher.mask()
+            except Exception as error:  # a grammar's fault stays with its turn
+                turn.fault = f"grammar: {error}"
+            else:
+                if mask is not None:
+                    masks[number] = mask
+        return masks
+
+    def _commit(self, batch: Batch, result: StepResult) -> None:
+        for number, (row, turn) in enumerate(zip(batch.plan.rows, batch.turns, strict=True)):
+            self._count(row.count, turn)
+            if not result.finite[number]:
+                turn.fault = "the model gave a value that is not finite"
+            if turn.fault:
+                self._finish(turn, "error")
+                continue
+            sequence = turn.sequence
+            length = row.start + row.count
+            self._kv.commit(sequence.chain, sequence.log, length)
+            self._report_progress(turn, length)
+            if row.sample:
+                self._accept(turn, result.tokens[number])
+            elif length == len(sequence.log):
+                self._finish(turn, "prefilled")
+
+    def _count(self, computed: int, turn: Turn) -> None:
+        if turn.generated and computed == 1:
+            self._decode_tokens += 1
+        else:
+            self._prefill_tokens += computed
+
+    def _report_progress(self, turn: Turn, length: int) -> None:
+        done = min(length, turn.prompt_length) - turn.cached
+        if done > turn.reported:
+            turn.reported = done
+            self._events.append(Progress(turn.id, done, turn.prompt_length - turn.cached))
+
+    def _accept(self, turn: Turn, sampled: list[int]) -> None:
+        """Log what the step sampled, or the forced token instead, up to what ends the turn."""
+        if turn.first_token_at < 0:
+            turn.first_token_at = self._clock.monotonic()
+        given: list[int] = []
+        reason, stop_id = "", None
+        for token in sampled:
+            if turn.generated < len(turn.forced):
+                token = turn.forced[turn.generated]
+            if token in turn.stop_ids:
+                reason, stop_id = "stop", token
+                break
+            try:
+                if turn.matcher is not None:
+                    turn.matcher.accept(token)
+            except Exception as error:  # a grammar's fault stays with its turn
+                reason, turn.fault = "error", f"grammar: {error}"
+                break
+            turn.sequence.log.append(token)
+            turn.generated += 1
+            given.append(token)
+            reason = self._limit(turn)
+            if reason:
+                break
+        if given:
+            self._events.append(Tokens(turn.id, given))
+        if reason:
+            self._finish(turn, reason, stop_id)
+
+    def _limit(self, turn: Turn) -> str:
+        """Return why no further token can follow, or an empty string."""
+        length = len(turn.sequence.log)
+        if turn.generated >= turn.command.max_tokens:
+            return "length"
+        if length >= self._info.max_context or not self._fits_pool(length):
+            return "context"
+        return ""
+
+    def _fits_pool(self, tokens: int) -> bool:
+        return self._kv.blocks_for(tokens) <= self._kv.num_blocks
+
+    def _finish(self, turn: Turn, reason: str, stop_id: int | None = None) -> None:
+        sequence = turn.sequence
+        self._scheduler.remove(turn, discard=reason == "error")
+        sequence.turn = None
+        del self._turns[turn.id]
+        now = self._clock.monotonic()
+        first = turn.first_token_at if turn.first_token_at >= 0 else now
+        started = turn.started_at if turn.started_at >= 0 else now
+        self._events.append(
+            Finished(
+                turn=turn.id,
+                reason=reason,
+                log_length=len(sequence.log),
+                kv_length=sequence.chain.length,
+                stop_id=stop_id,
+                message=turn.fault,
+                prefill_s=first - started,
+                decode_s=now - first,
+                preemptions=turn.preemptions,
+                recomputed=turn.recomputed,
+            )
+        )
+
+
+def _sequence_of(command: Command) -> int:
+    return command.sequence if isinstance(command, Submit | Close | Hint) else -1

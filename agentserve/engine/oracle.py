@@ -1,0 +1,215 @@
+"""The hash oracle: a runner whose next token gives away any wrong KV.
+
+A KV cell holds (token, position, writer's generation). The forward pass reads all cells of a
+sequence through the block table that it was told, and the next token is a hash of the (token,
+position) pairs read. A stale, foreign, missing or misplaced block changes it at once, and
+`oracle_next` says what it should have been: a pure function of the token list.
+"""
+
+import hashlib
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from agentserve.engine.loop import GrammarFactory
+from agentserve.engine.plan import (
+    KvGroup,
+    Row,
+    Runner,
+    RunnerInfo,
+    StepPlan,
+    StepResult,
+    TableAppend,
+    unpack,
+)
+
+_CELL = 8  # bytes of a cell that are hashed: token and position, int32 each
+
+
+class OracleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The shape of the oracle, and how often it stops by itself.
+
+    With `stop_one_in` n > 0 about one token in n is `stop_id`.
+    """
+
+    vocab_size: int = 256
+    block_size: int = 16
+    num_blocks: int = 256
+    max_context: int = 2048
+    max_slots: int = 64
+    stop_id: int = 0
+    stop_one_in: int = 0
+
+
+def oracle_next(
+    tokens: "list[int] | array[int]",
+    vocab_size: int = 256,
+    *,
+    stop_id: int = 0,
+    stop_one_in: int = 0,
+) -> int:
+    """Return the token that follows `tokens`: what the oracle gives when no KV is wrong."""
+    return _choose(bytes(_cells(tokens, 0)), vocab_size, stop_id, stop_one_in)
+
+
+@dataclass(slots=True)
+class _Slot:
+    generation: int
+    table: list[list[int]]  # device block numbers per group
+
+
+@dataclass(slots=True)
+class _Step:
+    plan: StepPlan
+    draws: list[int | None]
+    tokens: list[list[int]]
+
+
+class OracleRunner:
+    """A Runner on the CPU without a model; see the module's docstring."""
+
+    def __init__(
+        self,
+        vocab_size: int = 256,
+        block_size: int = 16,
+        num_blocks: int = 256,
+        max_context: int = 2048,
+        max_slots: int = 64,
+        **stop: int,
+    ) -> None:
+        self._stop = OracleSettings(**stop)
+        self.info = RunnerInfo(
+            model="oracle",
+            identity=f"oracle-{vocab_size}-{block_size}",
+            vocab_size=vocab_size,
+            max_context=max_context,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_slots=max_slots,
+            groups=[KvGroup("full", 1, block_size * _CELL)],
+            dtype="tokens",
+        )
+        self._block_bytes = block_size * _CELL
+        empty = array("i", [-1]).tobytes()
+        self._memory = [
+            [bytearray(empty * (2 * block_size)) for _ in range(num_blocks)]
+            for _ in self.info.groups
+        ]
+        self._writers = [[[0] * block_size for _ in range(num_blocks)] for _ in self.info.groups]
+        self._slots: dict[int, _Slot] = {}
+
+    def launch(self, plan: StepPlan) -> _Step:
+        """Apply the plan to the simulated memory and read every row's cells back."""
+        for drop in plan.dropped:
+            if self._slots[drop.slot].generation != drop.generation:
+                raise ValueError(f"slot {drop.slot} is dropped under a stale generation")
+            del self._slots[drop.slot]
+        for add in plan.added:
+            if add.slot in self._slots:
+                raise ValueError(f"slot {add.slot} is added twice")
+            self._slots[add.slot] = _Slot(add.generation, [[] for _ in self.info.groups])
+        for append in plan.appended:
+            self._append(append)
+        for copy in plan.copies:
+            memory = self._memory[copy.group]
+            data = memory[copy.source][: copy.tokens * _CELL]
+            memory[copy.target][:] = data.ljust(self._block_bytes, b"\xff")
+        tokens = unpack(plan.tokens)
+        offset = 0
+        for row in plan.rows:
+            self._write(row, tokens[offset : offset + row.count])
+            offset += row.count
+        draws = [self._read(row) if row.sample else None for row in plan.rows]
+        return _Step(plan, draws, [])
+
+    def sample(self, handle: _Step, masks: dict[int, Any]) -> None:
+        """Take the hashed token, or the first allowed one after it, cyclically."""
+        for number, token in enumerate(handle.draws):
+            if token is None:
+                handle.tokens.append([])
+                continue
+            handle.tokens.append([_allowed(token, masks.get(number), self.info.vocab_size)])
+
+    def collect(self, handle: _Step) -> StepResult:
+        """Return the result; every value is finite and every copy is done."""
+        return StepResult(
+            step=handle.plan.step,
+            tokens=handle.tokens,
+            finite=[True] * len(handle.plan.rows),
+            tickets=[copy.ticket for copy in handle.plan.copies],
+        )
+
+    def explain(self, slot: int, tokens: "list[int] | array[int]") -> str:
+        """Say which cell of the sequence in `slot` is the first that differs from `tokens`."""
+        size = self.info.block_size
+        for group, table in enumerate(self._slots[slot].table):
+            for position, token in enumerate(tokens):
+                block = table[position // size]
+                place = position % size
+                cell = unpack(bytes(self._memory[group][block][place * _CELL : place * _CELL + 8]))
+                if list(cell) != [token, position]:
+                    return (
+                        f"position {position} (block {block}) should hold token {token} and "
+                        f"holds token {cell[0]} of position {cell[1]}, "
+                        f"written under generation {self._writers[group][block][place]}"
+                    )
+        return "every cell is right"
+
+    def _append(self, append: TableAppend) -> None:
+        self._slots[append.slot].table[append.group].extend(append.blocks)
+
+    def _write(self, row: Row, tokens: "array[int]") -> None:
+        size = self.info.block_size
+        slot = self._slots[row.slot]
+        cells = _cells(tokens, row.start)
+        for group, table in enumerate(slot.table):
+            done = 0
+            while done < row.count:
+                number, place = divmod(row.start + done, size)
+                count = min(size - place, row.count - done)
+                block = self._memory[group][table[number]]
+                part = cells[done * _CELL : (done + count) * _CELL]
+                block[place * _CELL : (place + count) * _CELL] = part
+                writers = self._writers[group][table[number]]
+                writers[place : place + count] = [slot.generation] * count
+                done += count
+
+    def _read(self, row: Row) -> int:
+        length = row.start + row.count
+        table = self._slots[row.slot].table[0]
+        used = table[: -(-length // self.info.block_size)]
+        cells = b"".join([self._memory[0][block] for block in used])[: length * _CELL]
+        return _choose(cells, self.info.vocab_size, self._stop.stop_id, self._stop.stop_one_in)
+
+
+def build_oracle(options: dict[str, Any]) -> tuple[Runner, GrammarFactory | None]:
+    """Return an oracle runner; `options` are the fields of OracleSettings, unknown ones raise."""
+    settings = msgspec.convert(options, OracleSettings)
+    return OracleRunner(**msgspec.structs.asdict(settings)), None
+
+
+def _cells(tokens: "list[int] | array[int]", start: int) -> bytes:
+    cells = array("i", bytes(len(tokens) * _CELL))
+    cells[0::2] = array("i", tokens)
+    cells[1::2] = array("i", range(start, start + len(tokens)))
+    return cells.tobytes()
+
+
+def _choose(cells: bytes, vocab_size: int, stop_id: int, stop_one_in: int) -> int:
+    digest = hashlib.sha256(cells).digest()
+    if stop_one_in and int.from_bytes(digest[8:12], "little") % stop_one_in == 0:
+        return stop_id
+    return int.from_bytes(digest[:8], "little") % vocab_size
+
+
+def _allowed(token: int, mask: Any, vocab_size: int) -> int:
+    if mask is None:
+        return token
+    words = memoryview(mask).cast("B").cast("I")
+    for step in range(vocab_size):
+        candidate = (token + step) % vocab_size
+        if words[candidate // 32] >> (candidate % 32) & 1:
+            return candidate
+    return token

@@ -1,0 +1,76 @@
+"""Sequences and their turns: what the engine remembers between commands.
+
+A turn is waiting, running or over. A sequence has at most one turn that is not over.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agentserve.engine.messages import Hint, Submit
+from agentserve.kv.chains import Chain
+
+
+class Matcher(Protocol):
+    """The state of one constrained output."""
+
+    def mask(self) -> bytes | None:
+        """Return the packed bitmask of allowed next tokens; None allows any."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Advance by `token`; safe for forced tokens that the grammar would not allow."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The engine's copy of a session's tokens (`log`) and the KV that goes with them."""
+
+    id: int
+    generation: int
+    namespace: str
+    chain: Chain
+    log: "array[int]" = field(default_factory=lambda: array("i"))
+    turn: "Turn | None" = None
+    hint: Hint | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One turn on its way through the engine. Times are the clock's monotonic seconds."""
+
+    command: Submit
+    sequence: Sequence
+    arrival: int  # order of submission; the smallest is never preempted
+    submitted_at: float
+    prompt_length: int  # tokens of the log before this turn's output
+    forced: "array[int]"
+    stop_ids: frozenset[int]
+    matcher: Matcher | None = None
+    slot: int = -1  # in the batch; -1 when not running
+    slot_generation: int = 0
+    generated: int = 0
+    started_at: float = -1.0
+    first_token_at: float = -1.0
+    cached: int = 0  # at the first admission
+    reported: int = 0  # prefilled tokens told by Progress
+    preemptions: int = 0
+    recomputed: int = 0
+    lost_from: int = 0  # KV length when it was preempted
+    fault: str = ""
+
+    @property
+    def id(self) -> int:
+        """The number that events of this turn carry."""
+        return self.command.turn
+
+    @property
+    def running(self) -> bool:
+        """Whether it has a slot in the batch."""
+        return self.slot >= 0
+
+    @property
+    def pending(self) -> int:
+        """Tokens of the log that have no KV yet: 1 while decoding, more in prefill."""
+        return len(self.sequence.log) - self.sequence.chain.length

@@ -1,0 +1,304 @@
+"""Logical blocks, and the pools whose slots hold copies of them.
+
+A *logical block* is the immutable record of one full run of tokens; it has at most one copy per
+tier. A *tail* is the private, still growing run at the end of one sequence. A *slot* is the memory
+of one block in one tier. Sequences name blocks and tails; slot numbers exist only in step plans.
+
+Invariants, verified by `BlockPool.check`:
+ 1. Each slot is free (no holder), cached (a holder, no locks) or locked; the three counts add up
+    to the total (INV-01), and the free list names each free slot once (INV-02).
+ 2. Holder and slot name each other (INV-02).
+ 3. The parent of a resident holder is resident in the same tier, and a slot's dependents are the
+    resident holders that hang from it (INV-02).
+ 4. Every evictable slot (cached, without dependents) is queued for eviction (INV-06).
+ 5. The sum of filled tokens is exact; no slot holds more than a block (INV-03).
+
+Only the pool changes lock counts. What `take` and `lock` return must be given back by `unlock`.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class InvariantError(Exception):
+    """The state contradicts an invariant: a bug in agentserve, never the fault of a request."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise InvariantError with `message` unless `condition` holds."""
+    if not condition:
+        raise InvariantError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """The answer when a slot is wanted and every one is locked or holds what a locked one needs."""
+
+    wanted: int
+    available: int
+
+
+class Block:
+    """What can hold a slot: a place in a sequence that hangs from `parent`, with its copies."""
+
+    __slots__ = ("copies", "parent")
+
+    def __init__(self, parent: "LogicalBlock | None") -> None:
+        self.parent = parent
+        self.copies: dict[str, Slot] = {}  # at most one per tier
+
+
+class LogicalBlock(Block):
+    """One full run of tokens, identified by its content and all that came before it.
+
+    `tokens` are packed int32. `indexed` and `condemned` belong to the prefix index: a condemned
+    block was written by a step that failed and is never matched again.
+    """
+
+    __slots__ = ("condemned", "digest", "identity", "indexed", "namespace", "tokens")
+
+    def __init__(
+        self,
+        parent: "LogicalBlock | None",
+        tokens: bytes,
+        namespace: str,
+        identity: str,
+        digest: bytes,
+    ) -> None:
+        super().__init__(parent)
+        self.tokens = tokens
+        self.namespace = namespace
+        self.identity = identity
+        self.digest = digest
+        self.indexed = False
+        self.condemned = False
+
+
+class Tail(Block):
+    """The mutable run of one sequence after its last full block; `valid_tokens` have KV."""
+
+    __slots__ = ("valid_tokens",)
+
+    def __init__(self, parent: LogicalBlock | None, valid_tokens: int = 0) -> None:
+        super().__init__(parent)
+        self.valid_tokens = valid_tokens
+
+
+class Slot:
+    """Memory of one block. `generation` counts the holders that it has had."""
+
+    __slots__ = (
+        "dependents",
+        "doomed",
+        "generation",
+        "holder",
+        "last_used",
+        "locks",
+        "number",
+        "queued",
+        "tokens",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.generation = 0
+        self.holder: Block | None = None
+        self.locks = 0
+        self.dependents = 0
+        self.last_used = 0
+        self.tokens = 0
+        self.queued = False
+        self.doomed = False  # freed at the last unlock: nobody wants the content any more
+
+    @property
+    def evictable(self) -> bool:
+        """Whether the slot can be given to somebody else now."""
+        return self.holder is not None and not self.locks and not self.dependents
+
+
+class BlockPool:
+    """The slots of one tier for one KV group. Evicts leaves first, then least recently used."""
+
+    def __init__(
+        self, tier: str, total: int, block_size: int, on_clear: Callable[[Block], None]
+    ) -> None:
+        self.tier = tier
+        self.total = total
+        self.block_size = block_size
+        self.locked = 0
+        self.tokens = 0  # filled tokens in slots that are not free
+        self.evictions = 0
+        self.releases = 0  # times that room may have grown; lets a waiter skip useless retries
+        self._on_clear = on_clear
+        self._slots = [Slot(number) for number in range(total)]
+        self._free = list(reversed(range(total)))
+        self._queue: list[tuple[int, int]] = []  # lazy heap of (last_used, number)
+        self._tick = 0
+
+    @property
+    def free(self) -> int:
+        """Slots without content."""
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Slots with content that nobody uses at the moment."""
+        return self.total - len(self._free) - self.locked
+
+    @property
+    def available(self) -> int:
+        """Slots that can be taken. While copies are in flight, their ancestors count too early."""
+        return self.total - self.locked
+
+    def take(self, holder: Block) -> Slot | NoRoom:
+        """Give `holder` a slot, locked once, evicting if no slot is free."""
+        if not self._free and not self._evict():
+            return NoRoom(1, 0)
+        slot = self._slots[self._free.pop()]
+        slot.generation += 1
+        slot.holder = holder
+        slot.locks = 1
+        self.locked += 1
+        holder.copies[self.tier] = slot
+        self._hang(holder.parent)
+        return slot
+
+    def lock(self, holder: Block) -> Slot:
+        """Lock the copy of `holder`, which must be resident."""
+        slot = holder.copies[self.tier]
+        if not slot.locks:
+            self.locked += 1
+        slot.locks += 1
+        return slot
+
+    def unlock(self, slot: Slot) -> None:
+        """Give back one lock; the last one makes the slot cached, or free when it is doomed."""
+        require(slot.locks > 0, f"INV-02: slot {slot.number} is unlocked more often than locked")
+        slot.locks -= 1
+        if slot.locks:
+            return
+        self.locked -= 1
+        self.releases += 1
+        self._tick += 1
+        slot.last_used = self._tick
+        if slot.doomed:
+            self._clear(slot)
+        else:
+            self._enqueue(slot)
+
+    def drop(self, holder: Block) -> None:
+        """Free the copy of `holder`, if there is one: now, or at its last unlock."""
+        slot = holder.copies.get(self.tier)
+        if slot is None:
+            return
+        if slot.locks:
+            slot.doomed = True
+        else:
+            self._clear(slot)
+
+    def fill(self, holder: Block, tokens: int) -> None:
+        """Note that the copy of `holder` holds `tokens` tokens."""
+        slot = holder.copies[self.tier]
+        self.tokens += tokens - slot.tokens
+        slot.tokens = tokens
+
+    def promote(self, tail: Tail, block: LogicalBlock) -> None:
+        """Let the slot of `tail`, now full, hold `block`."""
+        slot = tail.copies.pop(self.tier)
+        slot.holder = block
+        block.copies[self.tier] = slot
+        self._hang(block.parent)
+        self._unhang(tail.parent)
+        self.fill(block, self.block_size)
+
+    def rehang(self, holder: Tail, parent: LogicalBlock | None) -> None:
+        """Make a resident tail depend on `parent` instead."""
+        self._hang(parent)
+        self._unhang(holder.parent)
+        holder.parent = parent
+
+    def check(self) -> None:
+        """Verify the invariants of this module; cost grows with the pool. Raises InvariantError."""
+        slots = self._slots
+        holders = [slot for slot in slots if slot.holder is not None]
+        locked = sum(1 for slot in slots if slot.locks)
+        require(
+            sorted(self._free) == [slot.number for slot in slots if slot.holder is None],
+            "INV-02: the free list and the slots without holder differ",
+        )
+        require(locked == self.locked, "INV-01: the count of locked slots is wrong")
+        require(
+            sum(slot.tokens for slot in slots) == self.tokens, "INV-03: filled tokens do not add up"
+        )
+        dependents = [0] * self.total
+        for slot in holders:
+            self._check_holder(slot)
+            if slot.holder is not None and slot.holder.parent is not None:
+                dependents[slot.holder.parent.copies[self.tier].number] += 1
+        for slot in slots:
+            where = f"slot {slot.number}"
+            require(slot.dependents == dependents[slot.number], f"INV-02: dependents of {where}")
+            require(slot.queued or not slot.evictable, f"INV-06: {where} can never be evicted")
+            require(
+                slot.holder is not None or not (slot.locks or slot.tokens or slot.doomed),
+                f"INV-02: free {where} is in use",
+            )
+
+    def _check_holder(self, slot: Slot) -> None:
+        holder = slot.holder
+        where = f"slot {slot.number}"
+        require(
+            holder is not None and holder.copies.get(self.tier) is slot,
+            f"INV-02: {where} and its holder do not name each other",
+        )
+        require(slot.tokens <= self.block_size, f"INV-03: {where} is more than full")
+        require(not slot.doomed or slot.locks > 0, f"INV-02: doomed {where} was not freed")
+        parent = holder.parent if holder is not None else None
+        require(
+            parent is None or self.tier in parent.copies,
+            f"INV-02: the parent of what {where} holds is not resident",
+        )
+
+    def _hang(self, parent: LogicalBlock | None) -> None:
+        if parent is not None:
+            parent.copies[self.tier].dependents += 1
+
+    def _unhang(self, parent: LogicalBlock | None) -> None:
+        if parent is not None:
+            slot = parent.copies[self.tier]
+            slot.dependents -= 1
+            self._enqueue(slot)
+
+    def _enqueue(self, slot: Slot) -> None:
+        if slot.evictable and not slot.queued:
+            slot.queued = True
+            heapq.heappush(self._queue, (slot.last_used, slot.number))
+
+    def _evict(self) -> bool:
+        while self._queue:
+            last_used, number = heapq.heappop(self._queue)
+            slot = self._slots[number]
+            slot.queued = False
+            if not slot.evictable:
+                continue
+            if slot.last_used != last_used:  # used since it was queued
+                self._enqueue(slot)
+                continue
+            self.evictions += 1
+            self._clear(slot)
+            return True
+        return False
+
+    def _clear(self, slot: Slot) -> None:
+        holder = slot.holder
+        if holder is None:
+            return
+        self.fill(holder, 0)
+        slot.holder = None
+        slot.doomed = False
+        del holder.copies[self.tier]
+        self._unhang(holder.parent)
+        self._free.append(slot.number)
+        self.releases += 1
+        self._on_clear(holder)
