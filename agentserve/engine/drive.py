@@ -117,8 +117,7 @@ def run_engine(spec: EngineSpec, inbox: Inbox, outbox: Outbox, clock: Clock) -> 
 def drive(engine: Engine, inbox: Inbox, outbox: Outbox, clock: Clock) -> None:
     """Apply commands and step until the inbox is closed; sleep while there is nothing to do.
 
-    All events of a step leave in one batch that ends with Stats; an idle engine sends Stats
-    every HEARTBEAT_S seconds.
+    All events of a step leave in one batch; an idle engine sends Stats every HEARTBEAT_S seconds.
     """
     beat = clock.monotonic()
     while True:
@@ -130,8 +129,10 @@ def drive(engine: Engine, inbox: Inbox, outbox: Outbox, clock: Clock) -> None:
             engine.apply(command)
         events = engine.step()
         now = clock.monotonic()
-        if events or now - beat >= HEARTBEAT_S:
-            outbox.put([*events, engine.stats()])
+        if not events and now - beat >= HEARTBEAT_S:
+            events = [engine.stats()]
+        if events:
+            outbox.put(events)
             beat = now
 
 

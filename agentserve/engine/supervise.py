@@ -8,6 +8,7 @@ It has no task of its own: the one reader of `receive` carries it from state to 
 """
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from agentserve.clock import Clock, SystemClock
 from agentserve.config import EngineSettings
 from agentserve.engine.drive import EngineSpec
 from agentserve.engine.messages import Command, Down, Event, Ready
+from agentserve.engine.plan import RunnerInfo
 from agentserve.errors import EngineDown
 
 MAX_FAILED_STARTS = 3
@@ -47,7 +49,8 @@ class SupervisedLink(ABC):
     """An EngineLink over a series of instances.
 
     `receive` has one caller at a time and may be cancelled and called again. After `close` it
-    raises errors.EngineDown.
+    raises errors.EngineDown. `info` is what the last engine that was up said of its model;
+    `failure` says why no engine will be started again.
     """
 
     def __init__(
@@ -66,10 +69,11 @@ class SupervisedLink(ABC):
         self._readies = 0
         self._deaths = 0  # in quick succession
         self._failed_starts = 0  # in a row
-        self._ready_at = 0.0
-        self._start_at = 0.0
+        self._ready_at = self._clock.monotonic()
+        self._start_at = self._clock.monotonic()
         self._last_event = self._clock.monotonic()
         self._closed = asyncio.Event()
+        self.info: RunnerInfo | None = None
         self.failure: str | None = None
 
     @abstractmethod
@@ -110,11 +114,14 @@ class SupervisedLink(ABC):
         """Return the seconds since the last batch was received: the age of the heartbeat."""
         return self._clock.monotonic() - self._last_event
 
+    def restart_in(self) -> float:
+        """Return the seconds until the next start may begin; 0 when nothing has died."""
+        return max(0.0, self._start_at - self._clock.monotonic())
+
     async def _start(self) -> Instance:
-        pause = self._start_at - self._clock.monotonic()
-        if pause > 0 and not self._closed.is_set():
-            await asyncio.wait([wait := asyncio.ensure_future(self._closed.wait())], timeout=pause)
-            wait.cancel()
+        if not self._closed.is_set() and (pause := self.restart_in()):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), pause)
         self._check_open()
         spec = EngineSpec(self._factory, self._options, self._settings, self._readies + 1)
         instance = await self._launch(spec)
@@ -130,7 +137,8 @@ class SupervisedLink(ABC):
 
     def _record(self, batch: list[Event]) -> None:
         self._last_event = self._clock.monotonic()
-        if any(isinstance(event, Ready) for event in batch):
+        if isinstance(batch[0], Ready):
+            self.info = batch[0].info
             self._up = True
             self._readies += 1
             self._failed_starts = 0

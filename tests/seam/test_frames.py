@@ -1,5 +1,6 @@
 """Frames of the engine seam, without sockets."""
 
+import itertools
 import struct
 
 import pytest
@@ -51,7 +52,7 @@ def test_commands_survive_any_chunks(cuts):
     edges = [0, *sorted(cuts), len(STREAM)]
     got = [
         command
-        for start, end in zip(edges, edges[1:], strict=False)
+        for start, end in itertools.pairwise(edges)
         for command in decoder.feed(STREAM[start:end])
     ]
     assert got == COMMANDS

@@ -1,0 +1,90 @@
+"""Where concrete classes meet: model directory -> engine link -> sessions -> ASGI app.
+
+Never imports torch: the engine's runner is named by a string, and with the default engine process
+it is imported only there.
+"""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+
+from agentserve.clock import SystemClock
+from agentserve.config import EngineSettings, ModelSettings, ServerSettings
+from agentserve.engine.process import ProcessLink
+from agentserve.engine.supervise import SupervisedLink
+from agentserve.engine.thread import ThreadLink
+from agentserve.model.prepare import prepare
+from agentserve.server.app import create_app
+from agentserve.sessions.compose import Composer
+from agentserve.sessions.service import SessionService
+from agentserve.sessions.store import MemoryStore
+from agentserve.sessions.text import ModelText
+from agentserve.sessions.tokenizer import Tokenizer
+from agentserve.sessions.toolformat import detect
+
+TORCH_FACTORY = "agentserve.model.build:build_torch"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Which engine: the factory of its runner ("module:function"), its options, its form."""
+
+    factory: str
+    options: dict[str, Any] = field(default_factory=dict)
+    in_process: bool = False
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A server that is put together and not started: the app's lifespan starts the engine."""
+
+    link: SupervisedLink
+    service: SessionService
+    app: Starlette
+
+
+def torch_backend(settings: ModelSettings, *, in_process: bool = False) -> Backend:
+    """Return the backend that runs the model of `settings` on torch."""
+    return Backend(TORCH_FACTORY, msgspec.to_builtins(settings), in_process)
+
+
+def load_text(directory: Path, name: str) -> ModelText:
+    """Load the text side of the model in a prepared directory, to be served as `name`."""
+    tokenizer = Tokenizer.load(directory)
+    form = detect(tokenizer.chat_template)
+    return ModelText(name, tokenizer, Composer(tokenizer, form, random=random.Random()), form)
+
+
+def assemble(
+    directory: Path,
+    backend: Backend,
+    server: ServerSettings | None = None,
+    engine: EngineSettings | None = None,
+) -> Assembly:
+    """Put a server together from a prepared model directory.
+
+    Raises ValueError when the server would be open to the network without a key.
+    """
+    server = server or ServerSettings()
+    clock = SystemClock()
+    form = ThreadLink if backend.in_process else ProcessLink
+    link = form(backend.factory, backend.options, engine or EngineSettings(), clock)
+    text = load_text(directory, server.model_name)
+    service = SessionService(link, text, MemoryStore(), server, clock, random.SystemRandom())
+    return Assembly(link, service, create_app(service, server, clock))
+
+
+def build_app(
+    model: str, server: ServerSettings | None = None, *, in_process: bool = False, **options: Any
+) -> Starlette:
+    """Return the app that serves `model` (anything that `prepare` takes).
+
+    options: fields of ModelSettings other than `directory`.
+    """
+    directory = prepare(model)
+    settings = ModelSettings(directory=str(directory), **options)
+    return assemble(directory, torch_backend(settings, in_process=in_process), server).app

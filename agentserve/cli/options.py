@@ -1,0 +1,51 @@
+"""Values of command line options."""
+
+import re
+import sys
+from typing import Annotated
+
+import typer
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+
+
+class CommandFailed(Exception):
+    """The command cannot do its work; the message is one line that says why and what to do."""
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of "512M", "2GiB", "1.5g" or "1048576"; units are powers of 1024.
+
+    Raises typer.BadParameter on anything else.
+    """
+    match = _SIZE.fullmatch(text.strip().upper())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a size such as 512M, 2GiB or 1048576")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def format_size(size: int) -> str:
+    """Return bytes in the unit that a person would choose, powers of 1024."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def show_progress(done: int, total: int, what: str) -> None:
+    """Keep one line on stderr up to date, where somebody can see it."""
+    if not sys.stderr.isatty():
+        return
+    share = f"{100 * done // total:3d}%" if total else ""
+    end = "\n" if done >= total else ""
+    sys.stderr.write(f"\r{what} {share}\x1b[K{end}")
+    sys.stderr.flush()

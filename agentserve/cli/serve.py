@@ -1,0 +1,126 @@
+"""`agentserve serve`."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from agentserve.cli.options import DEFAULT_MODEL, parse_size, show_progress
+from agentserve.config import ModelSettings, ServerSettings
+
+
+def serve(  # noqa: PLR0913 - one argument per command line option
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="smollm2-135m (built in), a .gguf file, a directory with config.json and "
+            "safetensors, or a hub id."
+        ),
+    ] = DEFAULT_MODEL,
+    host: Annotated[
+        str, typer.Option(help="Address to bind. One that others can reach needs --api-key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="TCP port; 0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="AGENTSERVE_API_KEY",
+            help="Key that clients must send as a bearer token; repeat it for several. Each key "
+            "sees only its own sessions. On a shared machine set the variable instead: "
+            "command lines are public.",
+        ),
+    ] = None,
+    max_sessions: Annotated[
+        int, typer.Option(min=1, help="Sessions that each key may have at once.")
+    ] = 1000,
+    kv_device: Annotated[
+        int,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="Memory for KV, such as 512M or 8GiB; 0 takes a share of what is free.",
+        ),
+    ] = "0",  # type: ignore[assignment]  # typer parses the default too
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        typer.Option(help="Type of weights and KV; auto: bfloat16 where the hardware has it."),
+    ] = "auto",
+    threads: Annotated[
+        int, typer.Option(min=0, help="CPU threads of the engine; 0 takes every core.")
+    ] = 0,
+    reserve_output: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Tokens of the context kept free, for example for a summary of the session."
+        ),
+    ] = 0,
+    allow_force: Annotated[
+        bool,
+        typer.Option(
+            "--allow-force",
+            help="Accept turns whose output is dictated by the client (replay and demo).",
+        ),
+    ] = False,
+    engine: Annotated[
+        Literal["process", "thread"],
+        typer.Option(help="Where the engine runs: in a process of its own, or in a thread."),
+    ] = "process",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(help="Log on stderr; info has one line for each turn."),
+    ] = "info",
+) -> None:
+    """Serve MODEL over HTTP until SIGINT or SIGTERM.
+
+    Prints one line when it is ready. A first signal drains: new turns are refused, running ones
+    get 5 seconds. A second one stops at once.
+    """
+    # Imported here, because the other commands and `--help` need none of it.
+    from agentserve.assembly import assemble, torch_backend
+    from agentserve.cli.serving import listen, run
+    from agentserve.model.prepare import prepare
+
+    keys = tuple(api_key or ())
+    check_exposure(host, keys)
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    listener = listen(host, port)
+    directory = prepare(model, show_progress)
+    backend = torch_backend(
+        ModelSettings(directory=str(directory), dtype=dtype, kv_bytes=kv_device, threads=threads),
+        in_process=engine == "thread",
+    )
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        api_keys=keys,
+        model_name=served_name(model),
+        max_sessions=max_sessions,
+        reserve_output=reserve_output,
+        allow_force=allow_force,
+    )
+    run(assemble(directory, backend, settings), listener, typer.echo)
+
+
+def check_exposure(host: str, keys: Sequence[str]) -> None:
+    """Raise typer.BadParameter when others could use the server without a key."""
+    from agentserve.server.auth import is_loopback
+
+    if not keys and not is_loopback(host):
+        raise typer.BadParameter(
+            f"{host} can be reached from other machines: set --api-key (or AGENTSERVE_API_KEY), "
+            "or bind 127.0.0.1",
+            param_hint="--host",
+        )
+    if any(not key.strip() for key in keys):
+        raise typer.BadParameter("a key may not be empty", param_hint="--api-key")
+
+
+def served_name(model: str) -> str:
+    """Return the name that clients see: a hub id as it is, of a path its last part."""
+    path = Path(model)
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else model

@@ -1,0 +1,117 @@
+"""`agentserve serve`: bind, load, announce, serve, drain."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Generator
+
+import uvicorn
+
+from agentserve.assembly import Assembly
+from agentserve.cli.options import CommandFailed, format_size
+
+DRAIN_S = 5.0
+GRACE_S = 3
+POLL_S = 0.05
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket, before the slow work of loading a model begins.
+
+    Raises CommandFailed when the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise CommandFailed(
+            f"cannot listen on {host} port {port} ({error}); choose another --host or --port"
+        ) from None
+
+
+def run(assembly: Assembly, listener: socket.socket, announce: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once.
+
+    `announce` gets one line when the engine is ready. Raises CommandFailed when it cannot start.
+    """
+    config = uvicorn.Config(
+        assembly.app,
+        ws="none",
+        loop="auto",
+        access_log=False,
+        log_config=None,
+        proxy_headers=False,
+        server_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(_serve(_Server(config), assembly, listener, announce))
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `_serve`, which drains the sessions first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _serve(
+    server: _Server,
+    assembly: Assembly,
+    listener: socket.socket,
+    announce: Callable[[str], None],
+) -> None:
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        server.force_exit = stop.is_set()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        if await _until_ready(assembly, serving, stopping):
+            announce(_ready_line(assembly, listener))
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(assembly.service.drain(), DRAIN_S)
+    finally:
+        stopping.cancel()
+        server.should_exit = True
+        await serving
+
+
+async def _until_ready(
+    assembly: Assembly, serving: "asyncio.Task[None]", stopping: "asyncio.Task[bool]"
+) -> bool:
+    """Wait for the engine; False when the server ends or is told to before that."""
+    while not (serving.done() or stopping.done()):
+        if assembly.link.failure is not None:
+            raise CommandFailed(f"{assembly.link.failure}; `agentserve doctor` may say why")
+        ready, _ = assembly.service.ready()
+        if ready:
+            return True
+        await asyncio.wait({serving, stopping}, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+    return False
+
+
+def _ready_line(assembly: Assembly, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    info = assembly.link.info
+    if info is None:
+        return f"agentserve is ready: {url}"
+    tokens = info.num_blocks * info.block_size
+    size = info.num_blocks * sum(group.block_bytes for group in info.groups)
+    return (
+        f"agentserve is ready: {url}  model {info.model} ({info.dtype}, {info.device})  "
+        f"context {info.max_context} tokens  KV {tokens} tokens ({format_size(size)})"
+    )
