@@ -183,7 +183,7 @@ def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
 
 
 def _is_structure(token: dict[str, Any]) -> bool:
-    """Runs of white space are added tokens in some vocabularies, but they are text."""
+    # Some vocabularies have added tokens for runs of white space: those are text.
     text: str = token["content"]
     return len(text) > 1 and not text.isspace()
 

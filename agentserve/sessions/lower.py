@@ -1,0 +1,141 @@
+"""Messages as the dictionaries that chat templates take, in kinds that this template renders."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from agentserve import wire
+from agentserve.sessions.conversation import Call, Conversation, Message
+from agentserve.sessions.marks import Breaker, strings
+from agentserve.sessions.probe import Survival
+from agentserve.sessions.splice import reasoning_key, text_key
+from agentserve.sessions.toolformat import ToolFormat
+
+Lowered = list[dict[str, Any]]
+
+
+def client_strings(conversation: Conversation) -> list[str]:
+    """Return every piece of text in the conversation that the template could print."""
+    found: list[str] = [*strings(conversation.options)]
+    for message in conversation.messages:
+        found += (message.tail, message.name, message.call_id)
+        if message.ids is None:
+            found += (message.text, message.reasoning)
+            for call in message.calls:
+                found += (call.call_id, call.name, *strings(call.arguments))
+    for tool in conversation.tools:
+        found += strings(msgspec.to_builtins(tool))
+    return found
+
+
+class Lowering:
+    """Lowers the messages of one model.
+
+    Kinds that the template drops or refuses become user text, joined with user text beside it.
+    """
+
+    def __init__(self, format: ToolFormat, survival: Survival, breaker: Breaker) -> None:
+        self._format = format
+        self._survival = survival
+        self._breaker = breaker
+
+    def tools(self, tools: Sequence[wire.Tool], mark: str) -> list[dict[str, Any]] | None:
+        """Return the template's `tools`, or None where the system text tells of them."""
+        if not tools or not self._format.native:
+            return None
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": self._breaker.text(tool.name, mark),
+                    "description": self._breaker.text(tool.description, mark),
+                    "parameters": self._breaker.value(tool.parameters, mark),
+                },
+            }
+            for tool in tools
+        ]
+
+    def messages(self, conversation: Conversation, mark: str, quote: str) -> Lowered:
+        """Return the template's `messages`; spliced ones hold keys between `quote` characters."""
+        lowered: Lowered = []
+        joins = False  # whether the last user message takes more text
+        calls: tuple[Call, ...] = ()
+        for index, message in self._with_tool_prompt(conversation):
+            if message.role == "assistant":
+                calls, joins = message.calls, False
+                lowered.append(self._assistant(message, index, mark, quote))
+                continue
+            survives = self._survives(message, first=not lowered)
+            text = self._breaker.text(self._content(message, calls, survives), mark)
+            after_user = bool(lowered) and lowered[-1]["role"] == "user"
+            if after_user and (not survives or (joins and message.role == "user")):
+                lowered[-1]["content"] += "\n\n" + text
+                joins = True
+                continue
+            joins = not survives
+            lowered.append({"role": message.role if survives else "user", "content": text})
+            if message.role == "tool" and survives:
+                lowered[-1]["name"] = self._breaker.text(message.name, mark)
+                lowered[-1]["tool_call_id"] = self._breaker.text(message.call_id, mark)
+        return lowered
+
+    def _with_tool_prompt(self, conversation: Conversation) -> Iterator[tuple[int, Message]]:
+        """Yield (index, message), the system text extended by the tools where the format asks."""
+        messages = conversation.messages
+        leads = bool(messages) and messages[0].role == "system"
+        text = self._format.system(conversation.tools, messages[0].text if leads else None)
+        if text is not None:
+            yield -1, Message(role="system", text=text)
+        for index, message in enumerate(messages):
+            if index or text is None or not leads:
+                yield index, message
+
+    def _survives(self, message: Message, *, first: bool) -> bool:
+        if message.role == "tool":
+            return self._survival.results
+        if message.role == "system":
+            return self._survival.system if first else self._survival.system_inside
+        return True
+
+    def _content(self, message: Message, calls: tuple[Call, ...], survives: bool) -> str:
+        """Return the text; a result says which call it answers where nothing else would."""
+        if message.role != "tool" or (survives and self._survival.names_results):
+            return message.text
+        if survives and len(calls) < 2:
+            return message.text
+        same = [call.call_id for call in calls if call.name == message.name]
+        number = f" #{same.index(message.call_id) + 1}" if message.call_id in same[1:] else ""
+        if len(same) > 1 and not number:
+            number = " #1"
+        label = f"{message.name}{number}: " if survives else f"[result of {message.name}{number}]\n"
+        return label + message.text
+
+    def _assistant(self, message: Message, index: int, mark: str, quote: str) -> dict[str, Any]:
+        if message.ids is not None:
+            spliced: dict[str, Any] = {"role": "assistant", "content": text_key(index, quote)}
+            if message.body_start:
+                spliced["reasoning_content"] = reasoning_key(index, quote)
+            return spliced
+        lowered: dict[str, Any] = {"role": "assistant"}
+        if message.calls and not self._survival.calls:
+            calls = [wire.ToolCall(call.name, call.arguments) for call in message.calls]
+            text = self._format.emit([wire.Text(message.text), *calls])
+        else:
+            text = message.text
+            if message.calls:
+                lowered["tool_calls"] = [self._call(call, mark) for call in message.calls]
+        lowered["content"] = self._breaker.text(text, mark)
+        if message.reasoning:
+            lowered["reasoning_content"] = self._breaker.text(message.reasoning, mark)
+        return lowered
+
+    def _call(self, call: Call, mark: str) -> dict[str, Any]:
+        return {
+            "id": self._breaker.text(call.call_id, mark),
+            "type": "function",
+            "function": {
+                "name": self._breaker.text(call.name, mark),
+                "arguments": self._breaker.value(call.arguments, mark),
+            },
+        }
