@@ -61,7 +61,9 @@ class _Slot:
 
 
 @dataclass(slots=True)
-class _Step:
+class OracleStep:
+    """A launched plan: per row the hashed token, then the sampled ones."""
+
     plan: StepPlan
     draws: list[int | None]
     tokens: list[list[int]]
@@ -100,7 +102,7 @@ class OracleRunner:
         self._writers = [[[0] * block_size for _ in range(num_blocks)] for _ in self.info.groups]
         self._slots: dict[int, _Slot] = {}
 
-    def launch(self, plan: StepPlan) -> _Step:
+    def launch(self, plan: StepPlan) -> OracleStep:
         """Apply the plan to the simulated memory and read every row's cells back."""
         for drop in plan.dropped:
             if self._slots[drop.slot].generation != drop.generation:
@@ -119,12 +121,12 @@ class OracleRunner:
         tokens = unpack(plan.tokens)
         offset = 0
         for row in plan.rows:
-            self._write(row, tokens[offset : offset + row.count])
+            self.write(row.slot, row.start, tokens[offset : offset + row.count])
             offset += row.count
         draws = [self._read(row) if row.sample else None for row in plan.rows]
-        return _Step(plan, draws, [])
+        return OracleStep(plan, draws, [])
 
-    def sample(self, handle: _Step, masks: dict[int, Any]) -> None:
+    def sample(self, handle: OracleStep, masks: dict[int, Any]) -> None:
         """Take the hashed token, or the first allowed one after it, cyclically."""
         for number, token in enumerate(handle.draws):
             if token is None:
@@ -132,7 +134,7 @@ class OracleRunner:
                 continue
             handle.tokens.append([_allowed(token, masks.get(number), self.info.vocab_size)])
 
-    def collect(self, handle: _Step) -> StepResult:
+    def collect(self, handle: OracleStep) -> StepResult:
         """Return the result; every value is finite and every copy is done."""
         return StepResult(
             step=handle.plan.step,
@@ -160,20 +162,21 @@ class OracleRunner:
     def _append(self, append: TableAppend) -> None:
         self._slots[append.slot].table[append.group].extend(append.blocks)
 
-    def _write(self, row: Row, tokens: "array[int]") -> None:
+    def write(self, slot: int, start: int, tokens: "list[int] | array[int]") -> None:
+        """Write cells for `tokens` at positions from `start` on, through the slot's table."""
         size = self.info.block_size
-        slot = self._slots[row.slot]
-        cells = _cells(tokens, row.start)
-        for group, table in enumerate(slot.table):
+        owner = self._slots[slot]
+        cells = _cells(tokens, start)
+        for group, table in enumerate(owner.table):
             done = 0
-            while done < row.count:
-                number, place = divmod(row.start + done, size)
-                count = min(size - place, row.count - done)
+            while done < len(tokens):
+                number, place = divmod(start + done, size)
+                count = min(size - place, len(tokens) - done)
                 block = self._memory[group][table[number]]
                 part = cells[done * _CELL : (done + count) * _CELL]
                 block[place * _CELL : (place + count) * _CELL] = part
                 writers = self._writers[group][table[number]]
-                writers[place : place + count] = [slot.generation] * count
+                writers[place : place + count] = [owner.generation] * count
                 done += count
 
     def _read(self, row: Row) -> int:

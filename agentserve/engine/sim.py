@@ -1,0 +1,474 @@
+"""Seeded simulation of the whole engine: `python -m agentserve.engine.sim --seeds N [--start S]`.
+
+Each seed makes a small world (pool, context, budget), then random sessions that share prompts,
+cut, fork, cancel and close at any step, with bad commands and failing rows among them. Every
+session has a reference, its token list; every token of every turn must be the one that
+`oracle_next` gives for that list alone, whatever else runs. Invariants are checked after each step.
+A failing seed is printed with the command that replays it.
+"""
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agentserve.clock import VirtualClock
+from agentserve.config import EngineSettings
+from agentserve.engine.loop import Engine, Matcher
+from agentserve.engine.messages import (
+    Cancel,
+    Close,
+    Event,
+    Finished,
+    Fork,
+    Hint,
+    Progress,
+    Refused,
+    Started,
+    Stats,
+    Submit,
+    Tokens,
+)
+from agentserve.engine.oracle import OracleRunner, OracleStep, oracle_next
+from agentserve.engine.plan import StepResult, pack
+
+STUCK = 5_000  # steps to drain a small world; many times what any seed needs
+
+
+class SimulationError(Exception):
+    """The engine did what the reference does not allow."""
+
+
+def expect(condition: bool, message: str) -> None:
+    """Raise SimulationError with `message` unless `condition` holds."""
+    if not condition:
+        raise SimulationError(message)
+
+
+class World(msgspec.Struct, frozen=True):
+    """What a seed decides before anything runs."""
+
+    block_size: int
+    num_blocks: int
+    max_context: int
+    max_slots: int
+    vocab_size: int
+    token_budget: int
+    max_waiting: int
+    sessions: int
+    actions: int
+    fault_rate: float
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> "World":
+        """Return a random world, small enough that memory is always short."""
+        slots = rng.choice((1, 3, 4, 6, 8))
+        return cls(
+            block_size=rng.choice((1, 2, 3, 4, 8)),
+            num_blocks=rng.randint(4, 20),
+            max_context=rng.randint(24, 120),
+            max_slots=slots,
+            vocab_size=rng.choice((3, 16, 64)),
+            token_budget=rng.randint(1, 24),
+            max_waiting=rng.choice((2, 64)),
+            sessions=rng.choice((1, 4, 6, 8, 10)),
+            actions=rng.randint(40, 300),
+            fault_rate=rng.choice((0.0, 0.0, 0.01)),
+        )
+
+
+class FaultyRunner(OracleRunner):
+    """An oracle that fails rows at random: not finite, and what they wrote is garbage."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        super().__init__(
+            vocab_size=world.vocab_size,
+            block_size=world.block_size,
+            num_blocks=world.num_blocks,
+            max_context=world.max_context,
+            max_slots=world.max_slots,
+        )
+        self._rng = rng
+        self._rate = world.fault_rate
+        self.faults = 0
+
+    def collect(self, handle: OracleStep) -> StepResult:
+        """Return the oracle's result with some rows failed."""
+        result = super().collect(handle)
+        finite = []
+        for row in handle.plan.rows:
+            good = self._rng.random() >= self._rate
+            if not good:
+                self.faults += 1
+                self.write(row.slot, row.start, [-7] * row.count)
+            finite.append(good)
+        return msgspec.structs.replace(result, finite=finite)
+
+
+class EvenTokens:
+    """A grammar of even tokens; with `breaks_after` it fails once it saw that many."""
+
+    def __init__(self, vocab_size: int, breaks_after: int | None) -> None:
+        words = [0x55555555] * (-(-vocab_size // 32))
+        self._mask = b"".join(word.to_bytes(4, "little") for word in words)
+        self._left = breaks_after
+
+    def mask(self) -> bytes | None:
+        """Return the mask of even tokens. Raises RuntimeError when it is time to break."""
+        if self._left == 0:
+            raise RuntimeError("this grammar breaks here")
+        return self._mask
+
+    def accept(self, token: int) -> None:
+        """Count a token."""
+        if self._left is not None:
+            self._left = max(0, self._left - 1)
+
+
+class Grammars:
+    """Compiles "even" and "breaks:N"; anything else is a bad grammar."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def compile(self, spec: str) -> Matcher:
+        """Return a matcher. Raises ValueError for an unknown spec."""
+        name, _, count = spec.partition(":")
+        if name not in ("even", "breaks"):
+            raise ValueError(f"unknown grammar {spec!r}")
+        return EvenTokens(self._vocab_size, int(count) if count else None)
+
+
+@dataclass(slots=True)
+class Reference:
+    """What a session's tokens must be, and the turn that is open on it."""
+
+    sequence: int
+    generation: int
+    namespace: str
+    tokens: list[int] = field(default_factory=list)
+    turn: Submit | None = None
+    generated: int = 0
+    cancelled: bool = False
+
+
+class Simulation:
+    """One seed's world, driven by `run`."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.world = World.draw(self.rng)
+        self.runner = FaultyRunner(self.world, random.Random(self.rng.random()))
+        self.clock = VirtualClock()
+        settings = EngineSettings(
+            token_budget=self.world.token_budget,
+            max_waiting=self.world.max_waiting,
+            check_invariants=True,
+        )
+        self.engine = Engine(self.runner, self.clock, settings, Grammars(self.world.vocab_size))
+        self.counts: Counter[str] = Counter()
+        self._sessions: dict[int, Reference] = {}
+        self._open: dict[int, Reference] = {}
+        self._expected: list[tuple[int, int, str]] = []  # turn, sequence, code of each refusal
+        self._next = 0
+        self._prompts = [self._tokens(1, self.world.max_context // 2) for _ in range(3)]
+        self._actions: list[tuple[int, Callable[[], None]]] = [
+            (14, self._submit),
+            (24, self._step),
+            (2, self._fork),
+            (1, self._close),
+            (2, self._cancel),
+            (2, self._bad_command),
+            (1, self._hint),
+        ]
+
+    def run(self) -> None:
+        """Act, drain, close, and verify that nothing is left. Raises SimulationError."""
+        weights = [weight for weight, _ in self._actions]
+        for _ in range(self.world.actions):
+            (choice,) = self.rng.choices(self._actions, weights)
+            choice[1]()
+        self._drain()
+        for sequence in list(self._sessions):
+            self.engine.apply(Close(sequence))
+        self._drain()
+        stats = self.engine.stats()
+        expect(not self._open, "INV-08: turns did not end")
+        expect(stats.blocks_locked == 0, "INV-07: blocks are locked when nothing runs")
+        expect(stats.running == stats.waiting == 0, "INV-07: turns are left")
+        self.counts.update(evictions=stats.evictions, preemptions=stats.preemptions)
+
+    # Actions
+
+    def _submit(self) -> None:
+        session = self._pick()
+        if session is None or (
+            len(self._sessions) < self.world.sessions and self.rng.random() < 0.3
+        ):
+            session = self._new()
+        if session.turn is not None:
+            return
+        keep = self._keep(session)
+        new = self._new_tokens(keep)
+        anew = self.rng.randint(0, 1) if keep == 0 else 0
+        command = Submit(
+            turn=self._number(),
+            sequence=session.sequence,
+            generation=session.generation + anew,
+            keep=keep,
+            tokens=pack(new),
+            namespace=session.namespace,
+            max_tokens=self.rng.choice((0, 1, 3, 10, 20, 60)),
+            stop_ids=self.rng.sample(range(self.world.vocab_size), self.rng.randint(0, 1)),
+            grammar=self.rng.choice((None, None, None, "even", "breaks:2")),
+            force=pack(self._tokens(0, 5)) if self.rng.random() < 0.3 else b"",
+        )
+        self._send(session, command, session.tokens[:keep] + new)
+
+    def _send(self, session: Reference, command: Submit, tokens: list[int]) -> None:
+        code = self._refusal(len(tokens))
+        self.engine.apply(command)
+        if code:
+            self._refused(command.turn, command.sequence, code)
+            return
+        self._sessions[session.sequence] = session
+        session.tokens, session.turn = tokens, command
+        session.generation = command.generation
+        session.generated, session.cancelled = 0, False
+        self._open[command.turn] = session
+
+    def _step(self) -> None:
+        self.clock.advance(self.rng.random())
+        busy = self.engine.busy
+        events = self.engine.step()
+        self.counts["steps"] += 1
+        expect(bool(events) or not busy, "INV-06: turns are open and nothing happens")
+        for event in events:
+            self._see(event)
+        expect(not self._expected, f"no refusal came for {self._expected}")
+
+    def _fork(self) -> None:
+        source = self._pick()
+        if source is None:
+            return
+        keep = self.rng.randint(0, len(source.tokens))
+        copy = Reference(self._number(), 1, source.namespace, source.tokens[:keep])
+        self.engine.apply(
+            Fork(source.sequence, source.generation, copy.sequence, copy.generation, keep)
+        )
+        self._sessions[copy.sequence] = copy
+        self.counts["forks"] += 1
+
+    def _close(self) -> None:
+        session = self._pick()
+        if session is not None:
+            session.cancelled = True
+            self.engine.apply(Close(session.sequence))
+            del self._sessions[session.sequence]
+
+    def _cancel(self) -> None:
+        turn = self.rng.choice([*self._open, -1])
+        if turn >= 0:
+            self._open[turn].cancelled = True
+        self.engine.apply(Cancel(turn))
+
+    def _hint(self) -> None:
+        self.engine.apply(Hint(self.rng.randint(0, self._next), 1.0, "keep"))
+
+    def _bad_command(self) -> None:
+        session = self._pick()
+        if session is None:
+            return
+        good = Submit(
+            self._number(), session.sequence, session.generation, 0, pack([0]), "a", 1, []
+        )
+        change = msgspec.structs.replace
+        if session.turn is not None:
+            if not session.cancelled:  # else it is over, and its last event is on the way
+                self._refused_submit(good, "busy")
+            return
+        keep = len(session.tokens)
+        stranger = change(good, namespace=session.namespace, keep=keep + 1)
+        for bad, code in (
+            (change(good, tokens=b"\0\0\0"), "invalid"),
+            (change(good, tokens=pack([self.world.vocab_size])), "invalid"),
+            (change(good, force=pack([-1])), "invalid"),
+            (change(good, tokens=b""), "invalid"),
+            (change(good, max_tokens=-1), "invalid"),
+            (change(good, keep=-1), "invalid"),
+            (stranger, "unknown_sequence"),
+            (change(stranger, keep=1, generation=-1), "unknown_sequence"),
+            (change(stranger, sequence=-5, keep=1), "unknown_sequence"),
+            (change(good, tokens=pack([0] * self.world.max_context)), "context_full"),
+        ):
+            self._refused_submit(bad, code)
+        self.engine.apply(Fork(-5, 1, -6, 1, 0))
+        self._refused(-1, -6, "unknown_sequence")
+        self.engine.apply(Fork(session.sequence, session.generation, session.sequence, 9, 0))
+        self._refused(-1, session.sequence, "invalid")
+        if not self._refusal(1):
+            self._refused_submit(change(good, grammar="nonsense"), "bad_grammar")
+
+    def _refused_submit(self, command: Submit, code: str) -> None:
+        self.engine.apply(command)
+        self._refused(command.turn, command.sequence, code)
+
+    def _refused(self, turn: int, sequence: int, code: str) -> None:
+        self._expected.append((turn, sequence, code))
+        self.counts["refusals"] += 1
+
+    # Events against the reference
+
+    def _see(self, event: Event) -> None:
+        if isinstance(event, Refused):
+            expect(bool(self._expected), f"an unexpected refusal: {event}")
+            expected = self._expected.pop(0)
+            expect((event.turn, event.sequence, event.code) == expected, f"{event}: {expected}")
+        elif isinstance(event, Tokens):
+            self._see_tokens(event)
+        elif isinstance(event, Finished):
+            self._see_finished(event)
+        elif isinstance(event, Started):
+            total = len(self._session(event.turn).tokens)
+            expect(event.cached + event.computed == total, f"{event} for {total} tokens")
+            expect(event.computed >= 1 and event.cached >= 0, str(event))
+            self.counts.update(cached=event.cached, computed=event.computed)
+        elif isinstance(event, Progress):
+            self._session(event.turn)
+            expect(0 < event.done <= event.total, str(event))
+        else:
+            expect(isinstance(event, Stats), f"an unexpected event: {event}")
+
+    def _see_tokens(self, event: Tokens) -> None:
+        session = self._session(event.turn)
+        for token in event.tokens:
+            expected = self._next_token(session)
+            if token != expected:
+                where = f"turn {event.turn}, token {len(session.tokens)}"
+                raise SimulationError(f"{where}: {token} instead of {expected}")
+            session.tokens.append(token)
+            session.generated += 1
+
+    def _see_finished(self, event: Finished) -> None:
+        session = self._session(event.turn)
+        command = session.turn
+        del self._open[event.turn]
+        session.turn = None
+        self.counts["turns"] += 1
+        self.counts[f"ended by {event.reason}"] += 1
+        length = len(session.tokens)
+        expect(command is not None and event.log_length == length, f"{event}: {length} tokens")
+        expect(event.kv_length <= event.log_length, str(event))
+        if command is None:
+            return
+        allowed = {
+            "stop": event.stop_id in command.stop_ids
+            and not event.kv_length < length
+            and event.stop_id == self._next_token(session, command),
+            "length": session.generated == command.max_tokens > 0,
+            "context": self._full(length),
+            "prefilled": command.max_tokens == 0 and event.kv_length == length,
+            "cancelled": session.cancelled,
+            "error": "finite" in event.message or (command.grammar or "").startswith("breaks"),
+        }
+        expect(allowed.get(event.reason, False), f"wrong end: {event} of {command}")
+
+    def _next_token(self, session: Reference, command: Submit | None = None) -> int:
+        command = command or session.turn
+        if command is None:
+            raise SimulationError("tokens came without a turn")
+        forced = len(command.force) // 4
+        if session.generated < forced:
+            start = 4 * session.generated
+            return int.from_bytes(command.force[start : start + 4], "little")
+        token = oracle_next(session.tokens, self.world.vocab_size)
+        if command.grammar is not None and token % 2:
+            token = (token + 1) % self.world.vocab_size
+        return token
+
+    def _session(self, turn: int) -> Reference:
+        expect(turn in self._open, f"INV-08: an event for turn {turn}, which is not open")
+        return self._open[turn]
+
+    # Choices
+
+    def _refusal(self, length: int) -> str:
+        if length + 1 > self.world.max_context:
+            return "context_full"
+        if -(-(length + 1) // self.world.block_size) > self.world.num_blocks:
+            return "exceeds_kv_capacity"
+        if self.engine.stats().waiting >= self.world.max_waiting:
+            return "overloaded"
+        return ""
+
+    def _full(self, length: int) -> bool:
+        blocks = -(-length // self.world.block_size)
+        return length >= self.world.max_context or blocks > self.world.num_blocks
+
+    def _keep(self, session: Reference) -> int:
+        length = len(session.tokens)
+        return self.rng.choice((length, length, length, self.rng.randint(0, length), 0))
+
+    def _new_tokens(self, keep: int) -> list[int]:
+        if keep == 0:
+            return self.rng.choice(self._prompts) + self._tokens(0, 6)
+        return self._tokens(0, 10)
+
+    def _tokens(self, least: int, most: int) -> list[int]:
+        count = self.rng.randint(least, most)
+        return [self.rng.randrange(self.world.vocab_size) for _ in range(count)]
+
+    def _new(self) -> Reference:
+        return Reference(self._number(), 1, self.rng.choice("aab"))
+
+    def _pick(self) -> Reference | None:
+        return self.rng.choice(list(self._sessions.values())) if self._sessions else None
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _drain(self) -> None:
+        for _ in range(STUCK):
+            if not self.engine.busy:
+                return
+            self._step()
+        raise SimulationError(f"INV-06: still busy after {STUCK} steps")
+
+
+def run_seeds(start: int, count: int) -> "Counter[str]":
+    """Run seeds start..start+count-1 and return what happened in all of them.
+
+    Raises what the first failing seed raises, with a note that says how to replay it.
+    """
+    total: Counter[str] = Counter()
+    for seed in range(start, start + count):
+        simulation = Simulation(seed)
+        try:
+            simulation.run()
+        except Exception as error:
+            replay = f"python -m agentserve.engine.sim --start {seed} --seeds 1"
+            error.add_note(f"seed {seed} failed in {simulation.world}; replay it with: {replay}")
+            raise
+        total.update(simulation.counts)
+        total["seeds"] += 1
+    return total
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the seeds named on the command line and print the counts."""
+    parser = argparse.ArgumentParser(description="Seeded simulation of the engine")
+    parser.add_argument("--seeds", type=int, default=200, help="how many (default 200)")
+    parser.add_argument("--start", type=int, default=0, help="the first (default 0)")
+    options = parser.parse_args(arguments)
+    total = run_seeds(options.start, options.seeds)
+    for name in sorted(total, key=lambda name: (name != "seeds", name)):
+        sys.stdout.write(f"{name}: {total[name]}\n")
+
+
+if __name__ == "__main__":
+    main()
