@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -16,7 +17,6 @@ from agentserve.sessions.handle import TurnHandle
 logger = logging.getLogger(__name__)
 
 PING = b": ping\n\n"
-Numbered = tuple[int, wire.Event]
 
 
 def frame(event: wire.Event, seq: int | None = None) -> bytes:
@@ -26,54 +26,41 @@ def frame(event: wire.Event, seq: int | None = None) -> bytes:
     return head + b"event: " + kind + b"\ndata: " + wire.encode(event) + b"\n\n"
 
 
-async def frames(events: AsyncIterator[Numbered], ping_s: float) -> AsyncIterator[bytes]:
-    """Yield the frames of `events`, with a ping whenever nothing came for `ping_s` seconds.
+async def frames(events: AsyncIterator[tuple[int, wire.Event]]) -> AsyncGenerator[bytes, None]:
+    """Yield the frames of `events`.
 
     A failure of the source becomes the `error` event that ends every unfinished stream.
     """
-    following = asyncio.ensure_future(_next(events))
     try:
-        while True:
-            done, _ = await asyncio.wait({following}, timeout=ping_s)
-            if not done:
-                yield PING
-                continue
-            numbered = following.result()
-            if numbered is None:
-                return
-            yield frame(numbered[1], numbered[0])
-            following = asyncio.ensure_future(_next(events))
+        async for seq, event in events:
+            yield frame(event, seq)
     except AgentserveError as error:
         yield frame(wire.ErrorEvent(error_body(error)))
     except Exception:
         logger.exception("an event stream broke")
         yield frame(wire.ErrorEvent(error_body(unexpected())))
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-
-async def _next(events: AsyncIterator[Numbered]) -> Numbered | None:
-    return await anext(events, None)
 
 
 class EventStream(StreamingResponse):
     """The events of a turn after sequence number `after`, for as long as somebody reads them.
 
-    A reader that takes nothing for `send_timeout_s` is dropped; the turn itself is not its matter
-    beyond attach and detach, by which the turn knows whether anybody is left.
+    A ping fills every silence of `ping_s` seconds. A reader that takes nothing for
+    `send_timeout_s` is dropped. The turn learns from attach and detach whether anybody is left.
     """
 
     def __init__(
         self, handle: TurnHandle, *, after: int, ping_s: float, send_timeout_s: float
     ) -> None:
+        self._frames = frames(handle.events(after))
         super().__init__(
-            frames(handle.events(after), ping_s),
+            self._frames,
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
         self._handle = handle
+        self._ping_s = ping_s
         self._send_timeout_s = send_timeout_s
+        self._sent_at = 0.0  # the event loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the turn ends, the client leaves or it stops reading."""
@@ -81,11 +68,36 @@ class EventStream(StreamingResponse):
         async def timed(message: Message) -> None:
             async with asyncio.timeout(self._send_timeout_s):
                 await send(message)
+            self._sent_at = asyncio.get_running_loop().time()
 
         self._handle.attach()
         try:
-            await while_connected(receive, self.stream_response(timed))
-        except TimeoutError:
+            await while_connected(receive, self._deliver(timed))
+        except* TimeoutError:
             logger.info("dropped a stalled reader of turn %s", self._handle.turn_id)
         finally:
             self._handle.detach()
+
+    async def _deliver(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        async with aclosing(self._frames), asyncio.TaskGroup() as group:
+            pings = group.create_task(self._fill_silence(send))
+            async for data in self._frames:
+                await send(_chunk(data))
+            pings.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _fill_silence(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
+        while True:
+            due = self._sent_at + self._ping_s
+            if due <= loop.time():
+                await send(_chunk(PING))
+                due = self._sent_at + self._ping_s
+            await asyncio.sleep(due - loop.time())
+
+
+def _chunk(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": True}

@@ -27,6 +27,7 @@ class Connection:
 
     def __init__(self, stalled: bool = False) -> None:
         self.sent: list[Message] = []
+        self.progress = asyncio.Event()
         self.left = asyncio.Event()
         self.stalled = stalled
         self.attempts = 0
@@ -40,10 +41,16 @@ class Connection:
         if self.stalled and message["type"] == "http.response.body":
             await asyncio.Event().wait()
         self.sent.append(message)
+        self.progress.set()
 
-    async def run(self, handle: TurnHandle, after: int = 0) -> None:
-        stream = EventStream(handle, after=after, ping_s=10, send_timeout_s=0.05)
+    async def run(self, handle: TurnHandle, after: int = 0, ping_s: float = 10) -> None:
+        stream = EventStream(handle, after=after, ping_s=ping_s, send_timeout_s=0.05)
         await stream({"type": "http"}, self.receive, self.send)
+
+    async def until(self, data: bytes) -> None:
+        while data not in self.body:
+            self.progress.clear()
+            await self.progress.wait()
 
     @property
     def body(self) -> bytes:
@@ -80,31 +87,37 @@ async def test_only_events_after_the_given_one_are_sent() -> None:
 
 async def test_silence_is_filled_with_pings_without_losing_events() -> None:
     handle = TurnHandle("t_1", VirtualClock())
-    seen = []
-    async for chunk in frames(handle.events(), ping_s=0.01):
-        seen.append(chunk)
-        if seen.count(PING) == 3 and len(seen) == 3:
-            handle.publish(wire.TextDelta(0, "x"))
-        elif chunk != PING and not handle.done:
-            handle.end(TURN, wire.TurnDone(TURN))
-    assert [chunk for chunk in seen if chunk != PING] == [
-        frame(wire.TextDelta(0, "x"), 1),
-        frame(wire.TurnDone(TURN), 2),
-    ]
+    connection = Connection()
+    running = asyncio.create_task(connection.run(handle, ping_s=0.01))
+    await connection.until(PING * 3)
+    handle.publish(wire.TextDelta(0, "x"))
+    await connection.until(frame(wire.TextDelta(0, "x"), 1) + PING)
+    handle.end(TURN, wire.TurnDone(TURN))
+    await running
+    assert connection.body.replace(PING, b"") == (
+        frame(wire.TextDelta(0, "x"), 1) + frame(wire.TurnDone(TURN), 2)
+    )
+
+
+async def test_a_silent_turn_drops_a_reader_that_takes_no_pings() -> None:
+    handle = TurnHandle("t_1", VirtualClock())
+    await Connection(stalled=True).run(handle, ping_s=0.01)
+    assert handle.readers == 0
+    assert not handle.done
 
 
 async def test_a_client_that_leaves_is_counted_out() -> None:
     handle = TurnHandle("t_1", VirtualClock())
     connection = Connection()
     running = asyncio.create_task(connection.run(handle))
-    while not connection.sent:
-        await asyncio.sleep(0)
+    await connection.progress.wait()
     assert handle.readers == 1
     connection.left.set()
     with pytest.raises(ClientDisconnect):
         await running
     assert handle.readers == 0
     assert handle.left_at is not None
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_a_reader_that_stops_reading_is_dropped_and_the_turn_is_not() -> None:
@@ -127,17 +140,8 @@ async def test_a_broken_source_ends_with_one_error_event(failure: Exception, cod
         yield 1, wire.TextDelta(0, "x")
         raise failure
 
-    chunks = [chunk async for chunk in frames(broken(), ping_s=1)]
+    chunks = [chunk async for chunk in frames(broken())]
     assert len(chunks) == 2
     assert chunks[1].startswith(b"event: error\ndata: ")
     assert json.loads(chunks[1].split(b"data: ")[1])["error"]["code"] == code
     assert b"KeyError" not in chunks[1]
-
-
-async def test_a_reader_that_closes_early_leaves_no_task_behind() -> None:
-    handle = TurnHandle("t_1", VirtualClock())
-    handle.publish(wire.TextDelta(0, "x"))
-    stream = frames(handle.events(), ping_s=1)
-    await anext(stream)
-    await stream.aclose()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
