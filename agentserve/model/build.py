@@ -1,0 +1,84 @@
+"""The factory of the torch runner, reached by dotted name; sets what must be set before torch."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from agentserve.config import ModelSettings, cache_directory
+from agentserve.model.spec import ModelSpec, load_spec
+
+if TYPE_CHECKING:
+    from agentserve.model.grammar import XGrammarFactory
+    from agentserve.model.runner import TorchRunner
+
+BLOCK_SIZE = 32  # tokens; 64 is no faster on CPU and wastes twice as much of each tail
+MOST_KV = 3 << 30  # bytes, unless kv_bytes asks for more
+
+
+def build_torch(options: dict[str, Any]) -> "tuple[TorchRunner, XGrammarFactory]":
+    """Load a prepared model and return its runner and its grammar factory.
+
+    `options` are `config.ModelSettings`. Raises UnsupportedModel before any weights are read,
+    WeightsError when tensors do not fit the config, ValueError for bad settings.
+    """
+    settings = msgspec.convert(options, ModelSettings)
+    directory = Path(settings.directory)
+    spec = load_spec(directory)
+    prepare_environment(settings.threads)
+    from agentserve.model.grammar import XGrammarFactory
+
+    runner = _load(directory, spec, settings)
+    return runner, XGrammarFactory(directory, spec.vocab_size)
+
+
+def prepare_environment(threads: int) -> None:
+    """Set OpenMP's and numba's variables where the parent has not; before torch is imported.
+
+    torch and numba each bring an OpenMP pool. Threads of one that spin after their region would
+    keep the cores from the other, so they wait passively.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("NUMBA_THREADING_LAYER_PRIORITY", "omp tbb workqueue")
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_directory() / "numba"))
+    if threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that can be taken without swapping."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _load(directory: Path, spec: ModelSpec, settings: ModelSettings) -> "TorchRunner":
+    import numba
+    import torch
+
+    from agentserve.model.decoder import Decoder, block_bytes, empty_cache
+    from agentserve.model.runner import TorchRunner, model_identity
+    from agentserve.model.weights import load_weights, storage_dtype
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+        numba.set_num_threads(min(settings.threads, numba.config.NUMBA_NUM_THREADS))
+    dtype = storage_dtype(settings.dtype)
+    weights = load_weights(directory, spec, dtype)
+    block_size = settings.block_size or BLOCK_SIZE
+    kv_bytes = settings.kv_bytes or min(MOST_KV, free_memory() * 2 // 5)
+    num_blocks = kv_bytes // block_bytes(spec, block_size, dtype)
+    if num_blocks < 2:
+        raise ValueError(f"kv_bytes={kv_bytes} holds {num_blocks} blocks; at least 2 are needed")
+    decoder = Decoder(spec, weights, empty_cache(spec, num_blocks, block_size, dtype))
+    return TorchRunner(
+        decoder,
+        model=directory.name,
+        identity=model_identity(directory, dtype),
+        max_slots=settings.max_slots,
+    )

@@ -1,0 +1,190 @@
+"""Executes step plans on the native decoder: block tables, one forward pass, sampling."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from agentserve_kernels.kv_write import Placement
+from agentserve_kernels.paged_decode import DecodeRows
+from agentserve_kernels.paged_prefill import Chunk
+from numpy.typing import NDArray
+
+from agentserve.engine.plan import (
+    Copy,
+    KvGroup,
+    Row,
+    RunnerInfo,
+    SamplingParams,
+    SlotAdd,
+    StepPlan,
+    StepResult,
+)
+from agentserve.model.decoder import Decoder, Step
+from agentserve.model.sampler import TokenCounts, sample
+from agentserve.model.weights import weight_files
+
+Ints = NDArray[np.int64]
+
+
+@dataclass
+class _Slot:
+    """What the runner keeps of a running sequence, beside its row in the table."""
+
+    generation: int
+    sampling: SamplingParams
+    blocks: int = 0
+    counts: TokenCounts | None = None
+
+
+@dataclass
+class _Handle:
+    """A launched step: logits of the sampling rows, in plan order."""
+
+    plan: StepPlan
+    logits: NDArray[np.float32]
+    tokens: list[list[int]] = field(default_factory=list)
+    finite: list[bool] = field(default_factory=list)
+
+
+def model_identity(directory: Path, dtype: torch.dtype) -> str:
+    """Return a digest that changes with the config, the weight files or the storage dtype."""
+    digest = hashlib.sha256((directory / "config.json").read_bytes())
+    for path in weight_files(directory):
+        stat = path.stat()
+        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
+    digest.update(str(dtype).encode())
+    return digest.hexdigest()
+
+
+class TorchRunner:
+    """A `plan.Runner` on the CPU: `launch` computes at once, `collect` never waits."""
+
+    def __init__(self, decoder: Decoder, *, model: str, identity: str, max_slots: int) -> None:
+        spec, cache = decoder.spec, decoder.cache
+        num_blocks, _, _, _, block_size, _ = cache.shape
+        self._decoder = decoder
+        self._slots: dict[int, _Slot] = {}
+        width = -(-spec.max_context // block_size)
+        self._tables = torch.zeros((max_slots, width), dtype=torch.int32)
+        group = KvGroup(kind="full", layers=spec.layers, block_bytes=cache[0].nbytes)
+        self.info = RunnerInfo(
+            model=model,
+            identity=identity,
+            vocab_size=spec.vocab_size,
+            max_context=spec.max_context,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_slots=max_slots,
+            groups=[group],
+            dtype=str(cache.dtype).removeprefix("torch."),
+            device=str(cache.device),
+            weight_bytes=decoder.weight_bytes,
+        )
+
+    def launch(self, plan: StepPlan) -> _Handle:
+        """Apply the plan's changes and run its forward pass.
+
+        Raises ValueError when a drop names another generation than the slot holds.
+        """
+        self._update_slots(plan)
+        for copy in plan.copies:
+            self._copy(copy)
+        if not plan.rows:
+            return _Handle(plan, np.empty((0, 0), np.float32))
+        tokens = np.frombuffer(plan.tokens, np.int32)
+        self._count_tokens(plan.rows, tokens)
+        return _Handle(plan, self._decoder.forward(self._step(plan.rows, tokens)).numpy())
+
+    def sample(self, handle: _Handle, masks: dict[int, Any]) -> None:
+        """Draw one token for each row that asks for it; see `plan.Runner.sample`."""
+        sampled = 0
+        for index, row in enumerate(handle.plan.rows):
+            tokens, finite = [], True
+            if row.sample:
+                token = self._draw(handle.logits[sampled], row, masks.get(index))
+                sampled += 1
+                finite = token is not None
+                tokens = [] if token is None else [token]
+            handle.tokens.append(tokens)
+            handle.finite.append(finite)
+
+    def collect(self, handle: _Handle) -> StepResult:
+        """Return what the step gave; a row without a finite logit has no token."""
+        return StepResult(
+            step=handle.plan.step,
+            tokens=handle.tokens,
+            finite=handle.finite,
+            tickets=[copy.ticket for copy in handle.plan.copies],
+        )
+
+    def _update_slots(self, plan: StepPlan) -> None:
+        for drop in plan.dropped:
+            slot = self._slots.pop(drop.slot)
+            if slot.generation != drop.generation:
+                raise ValueError(f"slot {drop.slot} holds generation {slot.generation}: {drop}")
+        for add in plan.added:
+            self._slots[add.slot] = self._opened(add)
+        for append in plan.appended:
+            slot = self._slots[append.slot]
+            end = slot.blocks + len(append.blocks)
+            self._tables[append.slot, slot.blocks : end] = torch.tensor(append.blocks)
+            slot.blocks = end
+
+    def _opened(self, add: SlotAdd) -> _Slot:
+        counts = None
+        if add.sampling.needs_history:
+            counts = TokenCounts(self.info.vocab_size, add.prompt_length)
+            counts.add(np.frombuffer(add.history, np.int32), 0)
+        return _Slot(add.generation, add.sampling, counts=counts)
+
+    def _copy(self, copy: Copy) -> None:
+        cache = self._decoder.cache
+        cache[copy.target, ..., : copy.tokens, :] = cache[copy.source, ..., : copy.tokens, :]
+
+    def _count_tokens(self, rows: list[Row], tokens: NDArray[np.int32]) -> None:
+        first = 0
+        for row in rows:
+            counts = self._slots[row.slot].counts
+            if counts is not None:
+                counts.add(tokens[first : first + row.count], row.start)
+            first += row.count
+
+    def _step(self, rows: list[Row], tokens: NDArray[np.int32]) -> Step:
+        slots, starts, counts = np.array(
+            [(row.slot, row.start, row.count) for row in rows], np.int64
+        ).T
+        ends = np.cumsum(counts)
+        firsts = ends - counts
+        positions = np.arange(tokens.size) + np.repeat(starts - firsts, counts)
+        blocks = self._tables.numpy()[np.repeat(slots, counts), positions // self.info.block_size]
+        single = counts == 1
+        return Step(
+            tokens=torch.from_numpy(tokens.astype(np.int64)),
+            place=Placement(torch.from_numpy(positions), torch.from_numpy(blocks.astype(np.int64))),
+            tables=self._tables,
+            decode=DecodeRows(
+                rows=torch.from_numpy(firsts[single]),
+                slots=torch.from_numpy(slots[single]),
+                lengths=torch.from_numpy(starts[single] + 1),
+            ),
+            chunks=_chunks(rows, firsts),
+            sampled=torch.from_numpy(ends[np.array([row.sample for row in rows])] - 1),
+        )
+
+    def _draw(self, logits: NDArray[np.float32], row: Row, mask: Any) -> int | None:
+        if not np.isfinite(logits).all():
+            return None
+        slot = self._slots[row.slot]
+        position = row.start + row.count
+        return sample(logits, slot.sampling, position, counts=slot.counts, mask=mask)
+
+
+def _chunks(rows: list[Row], firsts: Ints) -> list[Chunk]:
+    return [
+        Chunk(slot=row.slot, row=first, start=row.start, count=row.count)
+        for row, first in zip(rows, firsts.tolist(), strict=True)
+        if row.count > 1
+    ]

@@ -1,0 +1,42 @@
+"""SwiGLU's element-wise half (arXiv 2002.05202): silu(gate) * up."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit, prange
+
+from agentserve_kernels.scalar import exp32
+from agentserve_kernels.tensors import check
+
+MANY_ROWS = 8
+
+
+def silu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return silu(first half) * second half of the last dimension."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def _rows(gate_up: Any, out: Any) -> None:
+    size = out.shape[1]
+    for row in prange(out.shape[0]):
+        for i in range(size):
+            gate = gate_up[row, i]
+            out[row, i] = gate / (np.float32(1) + exp32(-gate)) * gate_up[row, size + i]
+
+
+_serial = njit(nogil=True, cache=True, error_model="numpy")(_rows)
+_parallel = njit(parallel=True, nogil=True, cache=True, error_model="numpy")(_rows)
+
+
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Write silu(gate) * up to `out` and return it.
+
+    gate_up: [T, 2 * inner] float32, gate first; out: [T, inner] float32.
+    """
+    rows, inner = out.shape
+    check("gate_up", gate_up, (rows, 2 * inner), torch.float32)
+    check("out", out, (rows, inner), torch.float32)
+    (_parallel if rows >= MANY_ROWS else _serial)(gate_up.numpy(), out.numpy())
+    return out

@@ -1,0 +1,54 @@
+"""RMSNorm (arXiv 1910.07467), alone and fused with the residual addition before it."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit, prange
+
+from agentserve_kernels.tensors import check
+
+MANY_ROWS = 8  # below, waking the other threads costs more than it saves
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return x / rms(x) * weight over the last dimension, in float32."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def _rows(residual: Any, delta: Any, weight: Any, eps: Any, out: Any) -> None:
+    size = residual.shape[1]
+    for row in prange(residual.shape[0]):
+        square = np.float32(0)
+        for i in range(size):
+            value = residual[row, i] + delta[row, i]
+            residual[row, i] = value
+            square += value * value
+        scale = np.float32(1) / np.sqrt(square / np.float32(size) + eps)
+        for i in range(size):
+            out[row, i] = residual[row, i] * scale * weight[i]
+
+
+_serial = njit(fastmath=True, nogil=True, cache=True)(_rows)
+_parallel = njit(parallel=True, fastmath=True, nogil=True, cache=True)(_rows)
+
+
+def add_rms_norm(
+    residual: torch.Tensor,
+    delta: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Add `delta` to `residual` in place, write its RMSNorm to `out` and return that.
+
+    residual, delta, out: [T, hidden]; weight: [hidden]; all float32.
+    """
+    shape = (residual.shape[0], residual.shape[1])
+    check("residual", residual, shape, torch.float32)
+    check("delta", delta, shape, torch.float32)
+    check("weight", weight, shape[1:], torch.float32)
+    check("out", out, shape, torch.float32)
+    kernel = _parallel if shape[0] >= MANY_ROWS else _serial
+    kernel(residual.numpy(), delta.numpy(), weight.numpy(), np.float32(eps), out.numpy())
+    return out

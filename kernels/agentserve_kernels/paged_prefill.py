@@ -1,0 +1,136 @@
+"""Attention of a chunk of new tokens of one sequence over its paged cache.
+
+Keys and values are gathered (and widened) into reused buffers, then two batched GEMMs with a fused
+causal softmax between them, tile by tile of queries so that the scores stay in the cache.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit, prange
+
+from agentserve_kernels.paged_decode import gather_reference
+from agentserve_kernels.scalar import exp32, widen
+from agentserve_kernels.tensors import STORAGE, Workspace, check, view
+
+SCORE_BUDGET = 2 * 1024 * 1024  # float32 scores of one tile of queries, all heads
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows row..row+count-1 of the step are positions start.. of the sequence in `slot`."""
+
+    slot: int
+    row: int
+    start: int
+    count: int
+
+
+def paged_prefill_reference(
+    query: torch.Tensor, cache: torch.Tensor, layer: int, tables: torch.Tensor, chunk: Chunk
+) -> torch.Tensor:
+    """Return the attention outputs [count, heads, D] of the chunk, with torch operations."""
+    end = chunk.start + chunk.count
+    keys, values = gather_reference(cache, layer, tables[chunk.slot], end)
+    group = query.shape[1] // keys.shape[0]
+    keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+    rows = query[chunk.row : chunk.row + chunk.count].transpose(0, 1)
+    scores = rows @ keys.transpose(1, 2) / query.shape[2] ** 0.5
+    future = torch.arange(end) > torch.arange(chunk.start, end)[:, None]
+    weights = torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
+    return (weights @ values).transpose(0, 1)
+
+
+@njit(parallel=True, nogil=True, cache=True)
+def _gather(cache: Any, layer: int, table: Any, length: int, out: Any) -> None:
+    kv_heads, block_size, dim = cache.shape[3], cache.shape[4], cache.shape[5]
+    for b in prange((length + block_size - 1) // block_size):
+        block = np.int64(table[b])
+        first = b * block_size
+        for part in range(2):
+            for head in range(kv_heads):
+                for t in range(min(block_size, length - first)):
+                    for i in range(dim):
+                        out[part, head, first + t, i] = widen(cache[block, layer, part, head, t, i])
+
+
+@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+def _causal_softmax(scores: Any, start: int, scale: Any) -> None:
+    """Turn scores [kv_heads, count, group, end] into weights; token c sees start + c + 1 keys."""
+    kv_heads, count, group, end = scores.shape
+    for task in prange(kv_heads * count):
+        head, token = task // count, task % count
+        seen = start + token + 1
+        for g in range(group):
+            row = scores[head, token, g]
+            top = np.float32(-1e30)
+            for i in range(seen):
+                top = max(top, row[i])
+            total = np.float32(0)
+            for i in range(seen):
+                row[i] = exp32((row[i] - top) * scale)
+                total += row[i]
+            inverse = np.float32(1) / total
+            for i in range(seen):
+                row[i] *= inverse
+            for i in range(seen, end):
+                row[i] = np.float32(0)
+
+
+def paged_prefill(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    layer: int,
+    tables: torch.Tensor,
+    chunk: Chunk,
+    out: torch.Tensor,
+    workspace: Workspace,
+) -> None:
+    """Write the attention outputs of the chunk to its rows of `out`.
+
+    query, out: [T, heads, D] float32; cache: [blocks, layers, 2, kv_heads, block_size, D] float32
+    or bfloat16; tables: [slots, blocks a sequence] int32. The chunk's keys and values are in the
+    cache already. Raises ValueError for other shapes or dtypes.
+    """
+    _, heads, dim = query.shape
+    kv_heads = cache.shape[3]
+    check("query", query, (query.shape[0], heads, dim), torch.float32)
+    check("out", out, tuple(query.shape), torch.float32)
+    check("cache", cache, (*cache.shape[:5], dim), *STORAGE)
+    check("tables", tables, (tables.shape[0], tables.shape[1]), torch.int32)
+    length = chunk.start + chunk.count
+    gathered = workspace.take("prefill.kv", (2, kv_heads, length, dim))
+    _gather(view(cache), layer, tables[chunk.slot].numpy(), length, gathered.numpy())
+    tile = max(1, SCORE_BUDGET // (heads * length))
+    for first in range(0, chunk.count, tile):
+        part = Chunk(
+            chunk.slot, chunk.row + first, chunk.start + first, min(tile, chunk.count - first)
+        )
+        _attend_tile(query, gathered, part, out, workspace)
+
+
+def _attend_tile(
+    query: torch.Tensor,
+    gathered: torch.Tensor,
+    chunk: Chunk,
+    out: torch.Tensor,
+    workspace: Workspace,
+) -> None:
+    _, heads, dim = query.shape
+    kv_heads, end = gathered.shape[1], chunk.start + chunk.count
+    group = heads // kv_heads
+    keys, values = gathered[:, :, :end]
+    rows = slice(chunk.row, chunk.row + chunk.count)
+    grouped = (kv_heads, chunk.count, group, dim)
+    flat = (kv_heads, chunk.count * group, dim)
+    queries = workspace.take("prefill.query", grouped)
+    queries.copy_(query[rows].view(chunk.count, kv_heads, group, dim).transpose(0, 1))
+    scores = workspace.take("prefill.scores", (kv_heads, chunk.count * group, end))
+    torch.bmm(queries.view(flat), keys.transpose(1, 2), out=scores)
+    by_token = scores.view(kv_heads, chunk.count, group, end)
+    _causal_softmax(by_token.numpy(), chunk.start, np.float32(dim**-0.5))
+    attended = workspace.take("prefill.out", flat)
+    torch.bmm(scores, values, out=attended)
+    out[rows].view(chunk.count, kv_heads, group, dim).copy_(attended.view(grouped).transpose(0, 1))

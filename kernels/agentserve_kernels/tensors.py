@@ -1,0 +1,47 @@
+"""What every kernel's wrapper needs: shape checks, array views, reused buffers."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+STORAGE = (torch.float32, torch.bfloat16)
+
+
+def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+    """Raise ValueError unless `tensor` is contiguous with that shape and one of the dtypes."""
+    if tensor.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
+    if tensor.dtype not in dtypes:
+        raise ValueError(f"{name} is {tensor.dtype}, expected {' or '.join(map(str, dtypes))}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} is not contiguous")
+
+
+def view(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
+    """Return the tensor's memory as an array; bfloat16 appears as its uint16 bits."""
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.uint16).numpy()
+    return tensor.numpy()
+
+
+class Workspace:
+    """Named scratch buffers that are kept between calls.
+
+    Scores and gathered keys of several MB would otherwise be mapped and page-faulted in every
+    layer, which costs more than the arithmetic on them.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return an uninitialised float32 tensor; the previous one of this name is overwritten."""
+        size = math.prod(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            # Grow by half at least, so that a growing context reallocates a few times only.
+            grown = size if buffer is None else max(size, buffer.numel() * 3 // 2)
+            buffer = self._buffers[name] = torch.empty(grown)
+        return buffer[:size].view(shape)

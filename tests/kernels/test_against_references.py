@@ -1,0 +1,167 @@
+import numpy as np
+import pytest
+import torch
+from agentserve_kernels.activation import silu_mul, silu_mul_reference
+from agentserve_kernels.kv_write import (
+    HeadNorm,
+    Placement,
+    Rotary,
+    kv_write,
+    kv_write_reference,
+)
+from agentserve_kernels.linear import linear, linear_reference
+from agentserve_kernels.norm import add_rms_norm, rms_norm_reference
+from agentserve_kernels.paged_decode import DecodeRows, paged_decode, paged_decode_reference
+from agentserve_kernels.paged_prefill import Chunk, paged_prefill, paged_prefill_reference
+from agentserve_kernels.scalar import exp32, narrow
+from agentserve_kernels.tensors import Workspace, view
+from numba import njit
+
+BLOCK, LAYERS, DIM = 16, 2, 32
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture
+def random():
+    return torch.Generator().manual_seed(7)
+
+
+def paged(random, dtype, kv_heads, lengths):
+    """A cache filled at random, and tables that name its blocks in a shuffled order."""
+    needed = [-(-length // BLOCK) for length in lengths]
+    blocks = torch.randperm(sum(needed) + 3, generator=random)
+    shape = (sum(needed) + 3, LAYERS, 2, kv_heads, BLOCK, DIM)
+    cache = torch.randn(shape, generator=random).to(dtype)
+    tables = torch.zeros((len(lengths), max(needed)), dtype=torch.int32)
+    for slot, count in enumerate(needed):
+        tables[slot, :count], blocks = blocks[:count], blocks[count:]
+    return cache, tables
+
+
+def close(actual, expected, tolerance=2e-5):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 4, 7, 40])
+def test_linear_equals_its_reference(random, dtype, rows):
+    x = torch.randn((rows, 48), generator=random)
+    weight = torch.randn((50, 48), generator=random).to(dtype)
+    bias = torch.randn(50, generator=random)
+    got = linear(x, weight, bias, torch.empty((rows, 50)), Workspace())
+    close(got, linear_reference(x, weight, bias), 1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_add_rms_norm_equals_its_reference(random, rows):
+    residual, delta = torch.randn((2, rows, 48), generator=random)
+    weight = torch.randn(48, generator=random)
+    expected = residual + delta
+    got = add_rms_norm(residual, delta, weight, 1e-5, torch.empty_like(residual))
+    close(residual, expected, 0)
+    close(got, rms_norm_reference(expected, weight, 1e-5))
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_silu_mul_equals_its_reference_also_far_from_zero(random, rows):
+    gate_up = torch.randn((rows, 96), generator=random) * 40
+    got = silu_mul(gate_up, torch.empty((rows, 48)))
+    close(got, silu_mul_reference(gate_up), 1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("rows", [1, 21])
+def test_kv_write_equals_its_reference(random, dtype, normed, rows):
+    cache, tables = paged(random, dtype, 2, [rows])
+    qkv = torch.randn((rows, (6 + 2 * 2) * DIM), generator=random)
+    positions = torch.arange(rows)
+    place = Placement(positions, tables[0][positions // BLOCK].long())
+    angles = torch.outer(torch.arange(64.0), torch.rand(DIM // 2, generator=random))
+    rotary = Rotary(angles.cos(), angles.sin())
+    weights = torch.rand((2, DIM), generator=random)
+    norm = HeadNorm(weights[0], weights[1], 1e-6) if normed else None
+    expected_cache = cache.clone()
+    expected = kv_write_reference(qkv.clone(), expected_cache, 1, place, rotary, norm)
+    got = kv_write(qkv, cache, 1, place, rotary, norm, torch.empty((rows, 6, DIM)))
+    close(got, expected)
+    # One rounding step of bfloat16 may differ where the float32 values differ in their last bit.
+    close(cache.float(), expected_cache.float(), 2e-5 if dtype is torch.float32 else 2**-7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (9, 3), (5, 1)])
+def test_paged_decode_equals_its_reference_for_ragged_lengths(random, dtype, heads, kv_heads):
+    lengths = [1, BLOCK, BLOCK + 1, 5 * BLOCK - 1]
+    cache, tables = paged(random, dtype, kv_heads, lengths)
+    order = torch.tensor([3, 0, 2, 1])
+    decode = DecodeRows(torch.tensor([1, 2, 4, 5]), order, torch.tensor(lengths)[order])
+    query = torch.randn((6, heads, DIM), generator=random) * 3
+    out = torch.full_like(query, 7.0)
+    paged_decode(query, cache, 1, tables, decode, out, Workspace())
+    close(out[decode.rows], paged_decode_reference(query, cache, 1, tables, decode))
+    assert (out[[0, 3]] == 7.0).all(), "rows of other requests are not touched"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("start", [0, 5, 3 * BLOCK])
+def test_paged_prefill_equals_its_reference(random, dtype, start, monkeypatch):
+    monkeypatch.setattr("agentserve_kernels.paged_prefill.SCORE_BUDGET", 6 * 70 * 9)
+    cache, tables = paged(random, dtype, 2, [start + 22, 4])
+    query = torch.randn((25, 6, DIM), generator=random) * 3
+    chunk = Chunk(slot=0, row=2, start=start, count=22)
+    out = torch.full_like(query, 7.0)
+    paged_prefill(query, cache, 1, tables, chunk, out, Workspace())
+    close(out[2:24], paged_prefill_reference(query, cache, 1, tables, chunk))
+    assert (out[[0, 1, 24]] == 7.0).all()
+
+
+def test_a_chunk_and_single_tokens_attend_alike(random):
+    cache, tables = paged(random, torch.float32, 3, [40])
+    query = torch.randn((40, 9, DIM), generator=random)
+    whole, single = torch.empty_like(query), torch.empty_like(query)
+    paged_prefill(query, cache, 0, tables, Chunk(0, 0, 0, 40), whole, Workspace())
+    rows = torch.arange(40)
+    decode = DecodeRows(rows, torch.zeros_like(rows), rows + 1)
+    paged_decode(query, cache, 0, tables, decode, single, Workspace())
+    close(whole, single)
+
+
+def test_exp32_is_accurate_over_its_range():
+    x = np.linspace(-86, 87, 20_001).astype(np.float32)
+
+    @njit
+    def run(values):
+        out = np.empty_like(values)
+        for i in range(values.size):
+            out[i] = exp32(values[i])
+        return out
+
+    exact = np.exp(x.astype(np.float64))
+    assert np.max(np.abs(run(x) / exact - 1)) < 3e-7
+    assert run(np.array([-1e30], np.float32))[0] == 0
+
+
+def test_narrow_rounds_as_torch_does(random):
+    values = torch.randn(4096, generator=random) * 1e3
+    values[:4] = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0])
+
+    @njit
+    def run(source, out):
+        for i in range(source.size):
+            out[i] = narrow(out[i], source[i])
+
+    out = torch.empty(4096, dtype=torch.bfloat16)
+    run(values.numpy(), view(out))
+    assert torch.equal(out[:2], values[:2].bfloat16())
+    assert out[2].isnan()
+    assert torch.equal(out[3:], values[3:].bfloat16())
+
+
+def test_wrong_shapes_and_types_are_named():
+    with pytest.raises(ValueError, match=r"out has shape \(1, 3\), expected \(1, 4\)"):
+        linear(torch.ones(1, 2), torch.ones(4, 2), None, torch.ones(1, 3), Workspace())
+    with pytest.raises(ValueError, match="weight is torch.float64"):
+        linear(torch.ones(1, 2), torch.ones(4, 2).double(), None, torch.ones(1, 4), Workspace())
+    with pytest.raises(ValueError, match="gate_up is not contiguous"):
+        silu_mul(torch.ones(8, 2).T, torch.ones(2, 4))
