@@ -1,0 +1,1 @@
+"""The Python client: one protocol core that does no I/O, driven by a sync and an async shell."""

@@ -1,0 +1,62 @@
+"""A session's tools: functions that run here, and bare descriptions of tools that run elsewhere."""
+
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import msgspec
+from agentserve_tools import Executor, Toolbox, ToolOutput, ToolSpec, tool
+
+from agentserve import wire
+from agentserve.client.models import ToolCall
+
+__all__ = ["AnyTool", "Tools", "tool"]
+
+AnyTool: TypeAlias = Callable[..., Any] | wire.Tool | Mapping[str, Any]
+
+
+class Tools:
+    """What the server is told about the tools, and the functions behind them."""
+
+    def __init__(self, tools: Iterable[AnyTool] | Executor = ()) -> None:
+        """Take functions and descriptions, or an executor to have other limits than its defaults.
+
+        A function gives its description itself (see `agentserve_tools.tool`). Raises TypeError or
+        ValueError for what is neither a function with a JSON signature nor a description.
+        """
+        if isinstance(tools, Executor):
+            self.toolbox, self._executor = tools.toolbox, tools
+            self.described = [_describe(spec) for spec in self.toolbox.specs]
+            return
+        self.toolbox = Toolbox()
+        self.described = []
+        for one in tools:
+            if isinstance(one, wire.Tool):
+                self.described.append(one)
+            elif isinstance(one, Mapping):
+                self.described.append(msgspec.convert({"type": "function", **one}, wire.Tool))
+            elif callable(one):
+                self.described.append(_describe(self.toolbox.add(one).spec))
+            else:
+                raise TypeError(f"{one!r} is neither a function nor the description of a tool")
+        self._executor = Executor(self.toolbox)
+
+    def starter(self, call: ToolCall) -> Callable[[], Coroutine[Any, Any, ToolOutput]]:
+        """Return what runs `call` when it is called in an event loop and awaited."""
+        return partial(self._executor.run, call.name, call.arguments)
+
+    @property
+    def read_only(self) -> set[str]:
+        """Names of the functions that change nothing."""
+        return {spec.name for spec in self.toolbox.specs if spec.read_only}
+
+
+def _describe(spec: ToolSpec) -> wire.Tool:
+    return wire.Tool(
+        name=spec.name,
+        parameters=spec.parameters,
+        description=spec.description,
+        read_only=spec.read_only,
+        examples=list(spec.examples),
+        expected_ms=spec.expected_ms,
+    )
