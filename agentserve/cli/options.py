@@ -2,14 +2,12 @@
 
 import re
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_URL = "http://127.0.0.1:8000"
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
 
 class CommandFailed(Exception):
@@ -20,15 +18,30 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?")
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str | int) -> int:
     """Return the bytes of "512M", "2GiB", "1.5g" or "1048576"; units are powers of 1024.
 
     Raises typer.BadParameter on anything else.
     """
-    match = _SIZE.fullmatch(text.strip().upper())
+    match = _SIZE.fullmatch(str(text).strip().upper())
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a size such as 512M, 2GiB or 1048576")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+DtypeOption = Annotated[
+    Literal["auto", "float32", "bfloat16"],
+    typer.Option(help="Type of weights and KV; auto is bfloat16."),
+]
+KvDeviceOption = Annotated[
+    int,
+    typer.Option(
+        parser=parse_size,
+        metavar="SIZE",
+        help="Memory for KV, such as 512M or 8GiB; 0 takes a share of what is free.",
+    ),
+]
 
 
 def format_size(size: int) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentserve.cli.options import DEFAULT_MODEL, parse_size, show_progress
+from agentserve.cli.options import DEFAULT_MODEL, DtypeOption, KvDeviceOption, show_progress
 from agentserve.config import ModelSettings, ServerSettings
 
 
@@ -36,18 +36,8 @@ def serve(  # noqa: PLR0913 - one argument per command line option
     max_sessions: Annotated[
         int, typer.Option(min=1, help="Sessions that each key may have at once.")
     ] = 1000,
-    kv_device: Annotated[
-        int,
-        typer.Option(
-            parser=parse_size,
-            metavar="SIZE",
-            help="Memory for KV, such as 512M or 8GiB; 0 takes a share of what is free.",
-        ),
-    ] = "0",  # type: ignore[assignment]  # typer parses the default too
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        typer.Option(help="Type of weights and KV; auto: bfloat16 where the hardware has it."),
-    ] = "auto",
+    kv_device: KvDeviceOption = 0,
+    dtype: DtypeOption = "auto",
     threads: Annotated[
         int, typer.Option(min=0, help="CPU threads of the engine; 0 takes every core.")
     ] = 0,
@@ -78,13 +68,13 @@ def serve(  # noqa: PLR0913 - one argument per command line option
     Prints one line when it is ready. A first signal drains: new turns are refused, running ones
     get 5 seconds. A second one stops at once.
     """
+    keys = tuple(api_key or ())
+    check_exposure(host, keys)
     # Imported here, because the other commands and `--help` need none of it.
     from agentserve.assembly import assemble, torch_backend
     from agentserve.cli.serving import listen, run
     from agentserve.model.prepare import prepare
 
-    keys = tuple(api_key or ())
-    check_exposure(host, keys)
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
