@@ -8,7 +8,7 @@ import msgspec
 from agentserve_tools import ToolOutput
 
 from agentserve import wire
-from agentserve.client import AsyncClient, AsyncSession
+from agentserve.client.aio import AsyncClient, AsyncSession
 from agentserve.errors import AgentserveError, InvalidRequest
 from agentserve.replay.report import Report, TurnRecord
 from agentserve.replay.scenario import Call, Scenario, ScenarioTurn, shorten
@@ -99,12 +99,13 @@ class Player:
     async def play(self, client: AsyncClient) -> None:
         """Play to the end, or until the server refuses or fails a turn (`failure` says why)."""
         try:
-            async with client.session(
+            session = await client.session(
                 system=self._scenario.system,
                 tools=[tool.declared() for tool in self._scenario.tools],
-            ) as session:
-                with Workspace(self._scenario.files) as workspace:
-                    await self._story(session, StoryTools(self._scenario, workspace))
+            )
+            with Workspace(self._scenario.files) as workspace:
+                await self._story(session, StoryTools(self._scenario, workspace))
+            await session.delete()
         except AgentserveError as error:
             place = f"session {self._number}, turn {len(self.records) + 1}"
             self.failure = f"{place}: {error.code}: {error}"
