@@ -58,6 +58,7 @@ class Engine:
         clock: Clock,
         settings: EngineSettings,
         grammars: GrammarFactory | None = None,
+        kv: KvCache | None = None,
     ) -> None:
         self._runner = runner
         self._info = runner.info
@@ -65,7 +66,7 @@ class Engine:
         self._settings = settings
         self._grammars = grammars
         info = runner.info
-        self._kv = KvCache(info.identity, info.num_blocks, info.block_size, len(info.groups))
+        self._kv = kv or KvCache(info.identity, info.num_blocks, info.block_size, len(info.groups))
         self._scheduler = Scheduler(info, settings, self._kv, clock)
         self._sequences: dict[int, Sequence] = {}
         self._turns: dict[int, Turn] = {}
@@ -77,7 +78,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `step` has something to do or to say."""
-        return bool(self._turns or self._events) or self._kv.copying
+        return bool(self._turns or self._events) or bool(self._kv.copies)
 
     def apply(self, command: Command) -> None:
         """Take a command; its answer comes with the next step's events. Never raises for a bad one.
@@ -110,7 +111,7 @@ class Engine:
             masks = self._masks(batch)
             self._runner.sample(handle, masks)
             result = self._runner.collect(handle)
-            self._kv.settle(result.tickets)
+            self._kv.copies.settle(result.tickets)
             self._commit(batch, result)
         if self._settings.check_invariants:
             self.check()

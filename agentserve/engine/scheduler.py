@@ -89,7 +89,7 @@ class Scheduler:
             if not self._admit(turn):
                 break
             budget -= self._schedule(turn, min(turn.pending, budget))
-        copies = self._kv.take_copies()
+        copies = self._kv.copies.take()
         if not self._counts and not copies:
             return None
         return self._build(
@@ -120,7 +120,7 @@ class Scheduler:
         chain = turn.sequence.chain
         length = chain.length + count
         while self._kv.reserve(chain, length) is not None:
-            if self._kv.copying:  # what copies lock is free after this step
+            if self._kv.copies:  # what copies lock is free after this step
                 return 0
             if not self._make_room(turn):
                 return 0

@@ -20,27 +20,12 @@ Invariants, verified by `KvCache.check`:
 from array import array
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from agentserve.kv.blocks import Block, BlockPool, LogicalBlock, NoRoom, Slot, Tail, require
+from agentserve.kv.blocks import Block, BlockPool, LogicalBlock, NoRoom, Tail, require
+from agentserve.kv.copies import CopyQueue
+from agentserve.kv.lookup import TIER, Found, GroupChain, find
 from agentserve.kv.prefix import PrefixIndex, sha256
-
-TIER = "device"
-
-
-@dataclass(slots=True)
-class GroupChain:
-    """A sequence's blocks in one KV group.
-
-    `branch` is a full block whose first tokens go on where `blocks` end: the chain was cut inside
-    it. It is copied to a tail before anything is written.
-    """
-
-    blocks: list[LogicalBlock] = field(default_factory=list)
-    tails: list[Tail] = field(default_factory=list)
-    branch: LogicalBlock | None = None
-    aside: list[LogicalBlock] = field(default_factory=list)
-    announced: int = 0  # entries of the block table that the runner knows
 
 
 @dataclass(slots=True, eq=False)
@@ -53,26 +38,6 @@ class Chain:
     active: bool = False
     acquired: int = 0  # length when it became active: what this turn did not compute
     capacity: int = 0  # tokens that fit the blocks it has
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
-    """Copy the first `tokens` tokens of slot `source` to slot `target`; both stay locked."""
-
-    ticket: int
-    group: int
-    source: Slot
-    target: Slot
-    tokens: int
-
-
-@dataclass(slots=True)
-class _Found:
-    """A resident prefix: full blocks, then the first `count` tokens of `source`."""
-
-    blocks: list[LogicalBlock]
-    source: Block | None
-    count: int
 
 
 class _Group:
@@ -100,20 +65,12 @@ class KvCache:
         self.num_blocks = num_blocks
         self._groups = [_Group(identity, num_blocks, block_size, digest) for _ in range(groups)]
         self._chains: set[Chain] = set()
-        self._waiting: list[BlockCopy] = []
-        self._copies: dict[int, BlockCopy] = {}
-        self._ticket = 0
-        self.stale_tickets = 0
+        self.copies = CopyQueue(self.pools)
 
     @property
     def pools(self) -> list[BlockPool]:
         """One pool per KV group."""
         return [group.pool for group in self._groups]
-
-    @property
-    def copying(self) -> bool:
-        """Whether copies wait or are in flight."""
-        return bool(self._copies)
 
     @property
     def releases(self) -> int:
@@ -152,7 +109,7 @@ class KvCache:
             elif not rest:
                 _drop_tails(part, group.pool)
                 part.branch = None
-            elif part.tails and part.tails[0].copies:
+            elif part.tail is not None:
                 part.tails[0].valid_tokens = rest
                 group.pool.fill(part.tails[0], rest)
 
@@ -182,19 +139,15 @@ class KvCache:
         require(not chain.active, "INV-10: a running chain is acquired")
         self.cut(chain, len(tokens) - 1)
         found = [
-            self._find(chain.namespace, part, group.index, tokens)
+            find(part, group.index, chain.namespace, tokens, self.block_size)
             for part, group in zip(chain.groups, self._groups, strict=True)
         ]
         length = min(len(f.blocks) * self.block_size + f.count for f in found)
-        found = [self._shorten(f, length) for f in found]
         wanted = self.blocks_for(len(tokens)) + headroom
-        parts = list(zip(chain.groups, found, self.pools, strict=True))
-        short = max(_missing(part, f, pool, wanted) for part, f, pool in parts)
-        if short > 0 and any(_is_copied(part, f) for part, f, _ in parts):
-            length -= length % self.block_size  # the copy's source would be one slot too many
-            found = [self._shorten(f, length) for f in found]
-            parts = list(zip(chain.groups, found, self.pools, strict=True))
-            short = max(_missing(part, f, pool, wanted) for part, f, pool in parts)
+        found, short = self._shorten(found, length, wanted)
+        if short > 0 and any(f.is_copy for f in found):
+            length -= length % self.block_size  # the copy's source may be one slot too many
+            found, short = self._shorten(found, length, wanted)
         if short > 0:
             return NoRoom(wanted, wanted - short)
         chain.active = True
@@ -285,31 +238,12 @@ class KvCache:
                 if block.copies[TIER].evictable:
                     group.pool.drop(block)
 
-    def take_copies(self) -> list[BlockCopy]:
-        """Return the copies that wait for a step; they are in flight from now on."""
-        copies, self._waiting = self._waiting, []
-        return copies
-
-    def settle(self, tickets: list[int]) -> None:
-        """Unlock what finished copies named. Unknown tickets are counted, not trusted."""
-        for ticket in tickets:
-            copy = self._copies.pop(ticket, None)
-            if copy is None:
-                self.stale_tickets += 1
-                continue
-            pool = self._groups[copy.group].pool
-            pool.unlock(copy.source)
-            pool.unlock(copy.target)
-
     def check(self) -> None:
         """Verify the invariants of kv; cost grows with pools and chains. Raises InvariantError."""
         for number, group in enumerate(self._groups):
             group.pool.check()
             group.index.check()
-            expected: Counter[Slot] = Counter()
-            for copy in self._copies.values():
-                if copy.group == number:
-                    expected.update((copy.source, copy.target))
+            expected = Counter(self.copies.locked(number))
             tails: set[Tail] = set()
             for chain in self._chains:
                 part = chain.groups[number]
@@ -336,64 +270,13 @@ class KvCache:
                 run = tokens[number * size : (number + 1) * size].tobytes()
                 require(block.tokens == run, f"INV-04: block {number} holds other tokens")
 
-    def _find(
-        self, namespace: str, part: GroupChain, index: PrefixIndex, tokens: "array[int]"
-    ) -> _Found:
-        size = self.block_size
-        limit = len(tokens) - 1
-        blocks: list[LogicalBlock] = []
-        parent: LogicalBlock | None = None
-        for block in part.blocks:
-            entry = index.twin(parent, block)
-            if entry is None and block.copies and block.parent is parent:
-                entry = block
-            if entry is None or entry.condemned:
-                return _Found(blocks, None, 0)
-            blocks.append(entry)
-            parent = entry
-        start = len(blocks) * size
-        while start + size <= len(tokens):
-            entry = index.find(parent, tokens[start : start + size].tobytes(), namespace)
-            if entry is None:
-                break
-            if start + size > limit:  # the whole of `tokens` is known: compute its last one again
-                return self._whole(part, blocks, entry)
-            blocks.append(entry)
-            parent = entry
-            start += size
-        if len(blocks) == len(part.blocks):
-            if part.tails and part.tails[0].copies:
-                return _Found(blocks, part.tails[0], part.tails[0].valid_tokens)
-            if part.branch is not None and part.branch.copies:
-                return _Found(blocks, part.branch, self._branch_length(part, tokens))
-        return _Found(blocks, None, 0)
+    def _shorten(self, found: list[Found], length: int, wanted: int) -> tuple[list[Found], int]:
+        """Cut what every group found to `length`; return it and the slots missing to use it."""
+        found = [f.shorten(length, self.block_size) for f in found]
+        pairs = zip(found, self.pools, strict=True)
+        return found, max(f.missing(pool, wanted) for f, pool in pairs)
 
-    def _whole(self, part: GroupChain, blocks: list[LogicalBlock], last: LogicalBlock) -> _Found:
-        tail = part.tails[0] if part.tails and len(blocks) == len(part.blocks) else None
-        if tail is not None and tail.copies and tail.valid_tokens == self.block_size - 1:
-            return _Found(blocks, tail, tail.valid_tokens)
-        return _Found(blocks, last if self.block_size > 1 else None, self.block_size - 1)
-
-    def _branch_length(self, part: GroupChain, tokens: "array[int]") -> int:
-        branch = part.branch
-        if branch is None or branch.condemned:
-            return 0
-        start = len(part.blocks) * self.block_size
-        run: array[int] = array("i", branch.tokens)
-        count = 0
-        for ours, theirs in zip(tokens[start : len(tokens) - 1], run, strict=False):
-            if ours != theirs:
-                break
-            count += 1
-        return count
-
-    def _shorten(self, found: _Found, length: int) -> _Found:
-        full, rest = divmod(length, self.block_size)
-        if full < len(found.blocks):
-            return _Found(found.blocks[:full], found.blocks[full] if rest else None, rest)
-        return _Found(found.blocks, found.source if rest else None, rest)
-
-    def _adopt(self, number: int, part: GroupChain, found: _Found) -> int:
+    def _adopt(self, number: int, part: GroupChain, found: Found) -> int:
         pool = self._groups[number].pool
         index = self._groups[number].index
         part.blocks = found.blocks
@@ -426,25 +309,19 @@ class KvCache:
         part.tails.append(tail)
         pool.lock(tail)  # once for the chain, once for the copy
         pool.fill(tail, count)
-        self._issue(number, origin, target, count)
+        self.copies.issue(number, origin, target, count)
         return True
 
     def _copy_tails(self, chain: Chain, child: Chain, count: int) -> bool:
         """Copy the tail's first `count` tokens in every group; False when one cannot be."""
         for number, (part, twig) in enumerate(zip(chain.groups, child.groups, strict=True)):
-            if not part.tails or not part.tails[0].copies:
+            if part.tail is None:
                 return False
             if not self._branch(number, twig, part.tails[0], count):
                 return False
             pool = self._groups[number].pool
             pool.unlock(twig.tails[0].copies[TIER])  # the child is idle: only the copy locks
         return True
-
-    def _issue(self, group: int, source: Slot, target: Slot, tokens: int) -> None:
-        self._ticket += 1
-        copy = BlockCopy(self._ticket, group, source, target, tokens)
-        self._copies[copy.ticket] = copy
-        self._waiting.append(copy)
 
     def _seal(self, chain: Chain, part: GroupChain, group: _Group, tokens: "array[int]") -> None:
         start = len(part.blocks) * self.block_size
@@ -476,26 +353,6 @@ class KvCache:
         chain.capacity = min(self._capacity(part) for part in chain.groups)
 
 
-def _drop_tails(part: GroupChain, pool: BlockPool) -> None:
-    for tail in part.tails:
-        pool.drop(tail)
-    part.tails = []
-
-
-def _is_copied(part: GroupChain, found: _Found) -> bool:
-    return found.source is not None and not isinstance(found.source, Tail)
-
-
-def _missing(part: GroupChain, found: _Found, pool: BlockPool, wanted: int) -> int:
-    """Return how many slots too few there are to hold `wanted` blocks once `found` is locked."""
-    held: list[Block] = [*found.blocks]
-    if found.source is not None:
-        held.append(found.source)
-    fresh = sum(1 for holder in held if not holder.copies[TIER].locks)
-    kept = len(held) - (1 if _is_copied(part, found) else 0)
-    return wanted - kept - (pool.available - fresh)
-
-
 def _check_active(part: GroupChain, block_size: int) -> None:
     named = {h.copies[TIER] for h in (*part.blocks, *part.aside, *part.tails)}
     for slot in named:
@@ -508,3 +365,9 @@ def _check_active(part: GroupChain, block_size: int) -> None:
         all(tail.valid_tokens < block_size for tail in part.tails),
         "INV-04: a full tail is not sealed",
     )
+
+
+def _drop_tails(part: GroupChain, pool: BlockPool) -> None:
+    for tail in part.tails:
+        pool.drop(tail)
+    part.tails = []
