@@ -107,7 +107,7 @@ def run_engine(spec: EngineSpec, inbox: Inbox, outbox: Outbox, clock: Clock) -> 
         engine, info = _build(spec, clock)
         outbox.put([Ready(info, spec.incarnation)])
         drive(engine, inbox, outbox, clock)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         log.exception("the engine died")
         outbox.put_last([Down(describe(error))])
         return False
