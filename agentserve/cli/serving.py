@@ -5,7 +5,8 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
 
 import uvicorn
 
@@ -14,6 +15,7 @@ from agentserve.cli.options import CommandFailed, format_size
 
 DRAIN_S = 5.0
 GRACE_S = 3
+SHUTDOWN_S = 10.0
 POLL_S = 0.05
 
 
@@ -66,40 +68,56 @@ async def _serve(
     listener: socket.socket,
     announce: Callable[[str], None],
 ) -> None:
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
         server.force_exit = stop.is_set()
-        stop.set()
+        (hurry if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    stopping = asyncio.create_task(stop.wait())
     try:
-        if await _until_ready(assembly, serving, stopping):
+        if await _until_ready(assembly, serving, stop):
             announce(_ready_line(assembly, listener))
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(assembly.service.drain(), DRAIN_S)
+            await _first(serving, stop.wait())
+            await _first(assembly.service.drain(), hurry.wait(), at_most_s=DRAIN_S)
+        if not stop.is_set():
+            raise CommandFailed("the server ended by itself; the log says why")
     finally:
-        stopping.cancel()
         server.should_exit = True
-        await serving
+        await asyncio.wait({serving}, timeout=SHUTDOWN_S)
+        await assembly.link.close()
+        if not serving.done():
+            serving.cancel()  # the engine hangs, and with it a turn that cannot end
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+async def _first(
+    *waits: "Coroutine[Any, Any, Any] | asyncio.Task[None]", at_most_s: float | None = None
+) -> None:
+    """Wait until one of `waits` is done; coroutines are cancelled then, tasks go on."""
+    own = [asyncio.create_task(wait) for wait in waits if not isinstance(wait, asyncio.Task)]
+    tasks = {*own, *(wait for wait in waits if isinstance(wait, asyncio.Task))}
+    await asyncio.wait(tasks, timeout=at_most_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in own:
+        task.cancel()
+    await asyncio.gather(*own, return_exceptions=True)
 
 
 async def _until_ready(
-    assembly: Assembly, serving: "asyncio.Task[None]", stopping: "asyncio.Task[bool]"
+    assembly: Assembly, serving: "asyncio.Task[None]", stop: asyncio.Event
 ) -> bool:
     """Wait for the engine; False when the server ends or is told to before that."""
-    while not (serving.done() or stopping.done()):
+    while not (serving.done() or stop.is_set()):
         if assembly.link.failure is not None:
             raise CommandFailed(f"{assembly.link.failure}; `agentserve doctor` may say why")
         ready, _ = assembly.service.ready()
         if ready:
             return True
-        await asyncio.wait({serving, stopping}, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(POLL_S)
     return False
 
 
