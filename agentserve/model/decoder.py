@@ -1,35 +1,19 @@
 """The forward pass: a dense, config-driven decoder over paged, block-major KV."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from agentserve_kernels.activation import silu_mul
-from agentserve_kernels.kv_write import HeadNorm, Placement, Rotary, kv_write
+from agentserve_kernels.kv_write import HeadNorm, Rotary, kv_write
 from agentserve_kernels.linear import linear
 from agentserve_kernels.norm import add_rms_norm
-from agentserve_kernels.paged_decode import DecodeRows, paged_decode
-from agentserve_kernels.paged_prefill import Chunk, paged_prefill
-from agentserve_kernels.tensors import Workspace
+from agentserve_kernels.paged_decode import paged_decode
+from agentserve_kernels.paged_prefill import paged_prefill
+from agentserve_kernels.tensors import Pages, Workspace
 
+from agentserve.model.batch import Step
 from agentserve.model.spec import Llama3Scaling, ModelSpec
 from agentserve.model.weights import LayerWeights, Weights
-
-
-@dataclass(frozen=True)
-class Step:
-    """One batch of T tokens: single-token rows and chunks, mixed.
-
-    tokens: int64 [T]; tables: int32 [slots, blocks a sequence]; sampled: int64 [S], the rows whose
-    logits are wanted. Every row belongs to `decode` or to one of `chunks`.
-    """
-
-    tokens: torch.Tensor
-    place: Placement
-    tables: torch.Tensor
-    decode: DecodeRows
-    chunks: list[Chunk]
-    sampled: torch.Tensor
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
@@ -111,13 +95,13 @@ class Decoder:
         if layer.query_norm is not None and layer.key_norm is not None:
             norm = HeadNorm(layer.query_norm, layer.key_norm, spec.norm_eps)
         query = self._take("query", rows, spec.heads, spec.head_dim)
-        kv_write(qkv, self.cache, index, step.place, self._rotary, norm, query)
+        pages = Pages(self.cache, index, step.tables)
+        kv_write(qkv, pages, step.place, self._rotary, norm, query)
         out = self._take("attended", rows, spec.heads, spec.head_dim)
-        where = (self.cache, index, step.tables)
         if step.decode.rows.shape[0]:
-            paged_decode(query, *where, step.decode, out, self._workspace)
+            paged_decode(query, pages, step.decode, out, self._workspace)
         for chunk in step.chunks:
-            paged_prefill(query, *where, chunk, out, self._workspace)
+            paged_prefill(query, pages, chunk, out, self._workspace)
         return out.view(rows, -1)
 
     def _mlp(self, layer: LayerWeights, normed: torch.Tensor, delta: torch.Tensor) -> None:

@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from agentserve_kernels.kv_write import Placement
-from agentserve_kernels.paged_decode import DecodeRows
-from agentserve_kernels.paged_prefill import Chunk
 from numpy.typing import NDArray
 
 from agentserve.engine.plan import (
@@ -22,11 +19,10 @@ from agentserve.engine.plan import (
     StepPlan,
     StepResult,
 )
-from agentserve.model.decoder import Decoder, Step
+from agentserve.model.batch import build_step
+from agentserve.model.decoder import Decoder
 from agentserve.model.sampler import TokenCounts, sample
 from agentserve.model.weights import weight_files
-
-Ints = NDArray[np.int64]
 
 
 @dataclass
@@ -96,7 +92,8 @@ class TorchRunner:
             return _Handle(plan, np.empty((0, 0), np.float32))
         tokens = np.frombuffer(plan.tokens, np.int32)
         self._count_tokens(plan.rows, tokens)
-        return _Handle(plan, self._decoder.forward(self._step(plan.rows, tokens)).numpy())
+        step = build_step(plan.rows, tokens, self._tables, self.info.block_size)
+        return _Handle(plan, self._decoder.forward(step).numpy())
 
     def sample(self, handle: _Handle, masks: dict[int, Any]) -> None:
         """Draw one token for each row that asks for it; see `plan.Runner.sample`."""
@@ -152,39 +149,9 @@ class TorchRunner:
                 counts.add(tokens[first : first + row.count], row.start)
             first += row.count
 
-    def _step(self, rows: list[Row], tokens: NDArray[np.int32]) -> Step:
-        slots, starts, counts = np.array(
-            [(row.slot, row.start, row.count) for row in rows], np.int64
-        ).T
-        ends = np.cumsum(counts)
-        firsts = ends - counts
-        positions = np.arange(tokens.size) + np.repeat(starts - firsts, counts)
-        blocks = self._tables.numpy()[np.repeat(slots, counts), positions // self.info.block_size]
-        single = counts == 1
-        return Step(
-            tokens=torch.from_numpy(tokens.astype(np.int64)),
-            place=Placement(torch.from_numpy(positions), torch.from_numpy(blocks.astype(np.int64))),
-            tables=self._tables,
-            decode=DecodeRows(
-                rows=torch.from_numpy(firsts[single]),
-                slots=torch.from_numpy(slots[single]),
-                lengths=torch.from_numpy(starts[single] + 1),
-            ),
-            chunks=_chunks(rows, firsts),
-            sampled=torch.from_numpy(ends[np.array([row.sample for row in rows])] - 1),
-        )
-
     def _draw(self, logits: NDArray[np.float32], row: Row, mask: Any) -> int | None:
         if not np.isfinite(logits).all():
             return None
         slot = self._slots[row.slot]
         position = row.start + row.count
         return sample(logits, slot.sampling, position, counts=slot.counts, mask=mask)
-
-
-def _chunks(rows: list[Row], firsts: Ints) -> list[Chunk]:
-    return [
-        Chunk(slot=row.slot, row=first, start=row.start, count=row.count)
-        for row, first in zip(rows, firsts.tolist(), strict=True)
-        if row.count > 1
-    ]

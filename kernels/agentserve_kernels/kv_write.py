@@ -12,7 +12,7 @@ import torch
 from numba import njit, prange
 
 from agentserve_kernels.scalar import narrow
-from agentserve_kernels.tensors import STORAGE, check, view
+from agentserve_kernels.tensors import Pages, check, view
 
 MANY_ROWS = 8
 
@@ -51,16 +51,16 @@ def rotate_reference(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) 
 
 def kv_write_reference(
     qkv: torch.Tensor,
-    cache: torch.Tensor,
-    layer: int,
+    pages: Pages,
     place: Placement,
     rotary: Rotary,
     norm: HeadNorm | None,
 ) -> torch.Tensor:
     """Do what `kv_write` does, with torch operations; return the queries [T, heads, D]."""
+    cache, layer = pages.cache, pages.layer
     kv_heads, block_size, dim = cache.shape[3:]
     heads = qkv.view(qkv.shape[0], -1, dim)
-    query, key, value = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    query, key, value = torch.tensor_split(heads, (-2 * kv_heads, -kv_heads), dim=1)
     if norm is not None:
         query = torch.nn.functional.rms_norm(query, (dim,), norm.query, norm.eps)
         key = torch.nn.functional.rms_norm(key, (dim,), norm.key, norm.eps)
@@ -91,7 +91,8 @@ def _rotate(head: Any, cos: Any, sin: Any) -> None:
         head[half + i] = high * cos[i] + low * sin[i]
 
 
-def _rows(qkv: Any, cache: Any, layer: int, place: Any, rotary: Any, norm: Any, query: Any) -> None:
+def _rows(qkv: Any, pages: Any, place: Any, rotary: Any, norm: Any, query: Any) -> None:
+    cache, layer = pages
     positions, blocks = place
     cos, sin = rotary
     query_norm, key_norm, eps = norm
@@ -124,8 +125,7 @@ _NO_NORM = (np.empty(0, np.float32), np.empty(0, np.float32), np.float32(0))
 
 def kv_write(
     qkv: torch.Tensor,
-    cache: torch.Tensor,
-    layer: int,
+    pages: Pages,
     place: Placement,
     rotary: Rotary,
     norm: HeadNorm | None,
@@ -133,12 +133,12 @@ def kv_write(
 ) -> torch.Tensor:
     """Write keys and values of T tokens to the cache and their queries to `query`; return that.
 
-    qkv: [T, (heads + 2 * kv_heads) * D] float32, overwritten; cache: [blocks, layers, 2, kv_heads,
-    block_size, D] float32 or bfloat16; query: [T, heads, D] float32.
+    qkv: [T, (heads + 2 * kv_heads) * D] float32, overwritten; query: [T, heads, D] float32. Raises
+    ValueError for other shapes or dtypes.
     """
     rows, heads, dim = query.shape
-    kv_heads = cache.shape[3]
-    check("cache", cache, (*cache.shape[:5], dim), *STORAGE)
+    kv_heads = pages.cache.shape[3]
+    pages.check(dim)
     check("qkv", qkv, (rows, (heads + 2 * kv_heads) * dim), torch.float32)
     check("query", query, (rows, heads, dim), torch.float32)
     check("positions", place.positions, (rows,), torch.int64)
@@ -147,8 +147,7 @@ def kv_write(
     kernel = _parallel if rows >= MANY_ROWS else _serial
     kernel(
         qkv.numpy(),
-        view(cache),
-        layer,
+        (view(pages.cache), pages.layer),
         (place.positions.numpy(), place.blocks.numpy()),
         (rotary.cos.numpy(), rotary.sin.numpy()),
         _NO_NORM if norm is None else (norm.query.numpy(), norm.key.numpy(), np.float32(norm.eps)),

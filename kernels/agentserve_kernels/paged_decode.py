@@ -12,7 +12,7 @@ import torch
 from numba import get_num_threads, njit, prange
 
 from agentserve_kernels.scalar import exp32, widen
-from agentserve_kernels.tensors import STORAGE, Workspace, check, view
+from agentserve_kernels.tensors import Pages, Workspace, check, view
 
 
 @dataclass(frozen=True)
@@ -28,24 +28,21 @@ class DecodeRows:
     lengths: torch.Tensor
 
 
-def gather_reference(
-    cache: torch.Tensor, layer: int, table: torch.Tensor, length: int
-) -> torch.Tensor:
+def gather_reference(pages: Pages, slot: int, length: int) -> torch.Tensor:
     """Return keys and values [2, kv_heads, length, D] in float32 of one sequence."""
-    blocks = cache[table[: -(-length // cache.shape[4])].long(), layer]
+    table = pages.tables[slot, : -(-length // pages.cache.shape[4])].long()
+    blocks = pages.cache[table, pages.layer]
     _, _, kv_heads, _, dim = blocks.shape
     return blocks.permute(1, 2, 0, 3, 4).reshape(2, kv_heads, -1, dim)[:, :, :length].float()
 
 
-def paged_decode_reference(
-    query: torch.Tensor, cache: torch.Tensor, layer: int, tables: torch.Tensor, decode: DecodeRows
-) -> torch.Tensor:
+def paged_decode_reference(query: torch.Tensor, pages: Pages, decode: DecodeRows) -> torch.Tensor:
     """Return the attention outputs [N, heads, D] of the decode rows, with torch operations."""
     outputs = []
     for row, slot, length in zip(
         decode.rows.tolist(), decode.slots.tolist(), decode.lengths.tolist(), strict=True
     ):
-        keys, values = gather_reference(cache, layer, tables[slot], length)
+        keys, values = gather_reference(pages, slot, length)
         heads = query[row].view(keys.shape[0], -1, query.shape[2])
         weights = torch.softmax(heads @ keys.transpose(1, 2) / query.shape[2] ** 0.5, dim=-1)
         outputs.append((weights @ values).view(-1, query.shape[2]))
@@ -53,9 +50,7 @@ def paged_decode_reference(
 
 
 @njit(fastmath=True, nogil=True, cache=True)
-def _attend(query: Any, keys: Any, values: Any, count: int, state: Any) -> None:
-    """Fold `count` tokens of a block into the running (scores, maxima, sums, sums of values)."""
-    scores, maxima, sums, accumulated = state
+def _score(query: Any, keys: Any, count: int, scores: Any) -> None:
     group, dim = query.shape
     for t in range(count):
         for g in range(group):
@@ -63,7 +58,13 @@ def _attend(query: Any, keys: Any, values: Any, count: int, state: Any) -> None:
             for i in range(dim):
                 dot += query[g, i] * widen(keys[t, i])
             scores[g, t] = dot
-    for g in range(group):
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def _rescale(scores: Any, count: int, running: Any) -> None:
+    """Turn scores into weights under the new maximum, and bring the running sums under it."""
+    maxima, sums, values = running
+    for g in range(maxima.size):
         top = maxima[g]
         for t in range(count):
             top = max(top, scores[g, t])
@@ -74,17 +75,23 @@ def _attend(query: Any, keys: Any, values: Any, count: int, state: Any) -> None:
             scores[g, t] = exp32(scores[g, t] - top)
             total += scores[g, t]
         sums[g] = sums[g] * shrink + total
-        for i in range(dim):
-            accumulated[g, i] *= shrink
+        for i in range(values.shape[1]):
+            values[g, i] *= shrink
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def _accumulate(weights: Any, values: Any, count: int, sums: Any) -> None:
+    group, dim = sums.shape
     for t in range(count):
         for g in range(group):
-            weight = scores[g, t]
+            weight = weights[g, t]
             for i in range(dim):
-                accumulated[g, i] += weight * widen(values[t, i])
+                sums[g, i] += weight * widen(values[t, i])
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
-def _partial(query: Any, cache: Any, layer: int, tables: Any, decode: Any, partial: Any) -> None:
+def _partial(query: Any, pages: Any, decode: Any, partial: Any) -> None:
+    cache, layer, tables = pages
     rows, slots, lengths = decode
     maxima, sums, accumulated = partial
     kv_heads, block_size, dim = cache.shape[3], cache.shape[4], cache.shape[5]
@@ -97,20 +104,18 @@ def _partial(query: Any, cache: Any, layer: int, tables: Any, decode: Any, parti
         blocks = (lengths[n] + block_size - 1) // block_size
         first, last = blocks * split // splits, blocks * (split + 1) // splits
         scaled = query[rows[n], head * group : (head + 1) * group] * scale
-        state = (
-            np.empty((group, block_size), np.float32),
-            maxima[n, head, split],
-            sums[n, head, split],
-            accumulated[n, head, split],
-        )
-        state[1][:] = np.float32(-1e30)
-        state[2][:] = np.float32(0)
-        state[3][:] = np.float32(0)
+        scores = np.empty((group, block_size), np.float32)
+        values = accumulated[n, head, split]
+        running = (maxima[n, head, split], sums[n, head, split], values)
+        running[0][:] = np.float32(-1e30)
+        running[1][:] = np.float32(0)
+        values[:] = np.float32(0)
         for b in range(first, last):
-            block = np.int64(tables[slots[n], b])
+            record = cache[np.int64(tables[slots[n], b]), layer]
             count = min(block_size, lengths[n] - b * block_size)
-            record = cache[block, layer]
-            _attend(scaled, record[0, head], record[1, head], count, state)
+            _score(scaled, record[0, head], count, scores)
+            _rescale(scores, count, running)
+            _accumulate(scores, record[1, head], count, values)
 
 
 @njit(fastmath=True, nogil=True, cache=True)
@@ -134,25 +139,21 @@ def _join(partial: Any, rows: Any, out: Any) -> None:
 
 def paged_decode(
     query: torch.Tensor,
-    cache: torch.Tensor,
-    layer: int,
-    tables: torch.Tensor,
+    pages: Pages,
     decode: DecodeRows,
     out: torch.Tensor,
     workspace: Workspace,
 ) -> None:
     """Write the attention outputs of the decode rows to their rows of `out`.
 
-    query, out: [T, heads, D] float32; cache: [blocks, layers, 2, kv_heads, block_size, D] float32
-    or bfloat16; tables: [slots, blocks a sequence] int32. The tokens' own keys and values are in
-    the cache already. Raises ValueError for other shapes or dtypes.
+    query, out: [T, heads, D] float32. The tokens' own keys and values are in the cache already.
+    Raises ValueError for other shapes or dtypes.
     """
     _, heads, dim = query.shape
-    kv_heads, count = cache.shape[3], decode.rows.shape[0]
+    kv_heads, count = pages.cache.shape[3], decode.rows.shape[0]
     check("query", query, (query.shape[0], heads, dim), torch.float32)
     check("out", out, tuple(query.shape), torch.float32)
-    check("cache", cache, (*cache.shape[:5], dim), *STORAGE)
-    check("tables", tables, (tables.shape[0], tables.shape[1]), torch.int32)
+    pages.check(dim)
     for name, tensor in vars(decode).items():
         check(name, tensor, (count,), torch.int64)
     # Enough tasks that every thread has work for a single sequence with one KV head.
@@ -165,5 +166,6 @@ def paged_decode(
     )
     rows = decode.rows.numpy()
     lists = (rows, decode.slots.numpy(), decode.lengths.numpy())
-    _partial(query.numpy(), view(cache), layer, tables.numpy(), lists, partial)
+    paged = (view(pages.cache), pages.layer, pages.tables.numpy())
+    _partial(query.numpy(), paged, lists, partial)
     _join(partial, rows, out.numpy())

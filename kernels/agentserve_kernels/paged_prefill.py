@@ -13,7 +13,7 @@ from numba import njit, prange
 
 from agentserve_kernels.paged_decode import gather_reference
 from agentserve_kernels.scalar import exp32, widen
-from agentserve_kernels.tensors import STORAGE, Workspace, check, view
+from agentserve_kernels.tensors import Pages, Workspace, check, view
 
 SCORE_BUDGET = 2 * 1024 * 1024  # float32 scores of one tile of queries, all heads
 
@@ -28,19 +28,17 @@ class Chunk:
     count: int
 
 
-def paged_prefill_reference(
-    query: torch.Tensor, cache: torch.Tensor, layer: int, tables: torch.Tensor, chunk: Chunk
-) -> torch.Tensor:
+def paged_prefill_reference(query: torch.Tensor, pages: Pages, chunk: Chunk) -> torch.Tensor:
     """Return the attention outputs [count, heads, D] of the chunk, with torch operations."""
     end = chunk.start + chunk.count
-    keys, values = gather_reference(cache, layer, tables[chunk.slot], end)
+    keys, values = gather_reference(pages, chunk.slot, end)
     group = query.shape[1] // keys.shape[0]
     keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
     rows = query[chunk.row : chunk.row + chunk.count].transpose(0, 1)
     scores = rows @ keys.transpose(1, 2) / query.shape[2] ** 0.5
     future = torch.arange(end) > torch.arange(chunk.start, end)[:, None]
     weights = torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
-    return (weights @ values).transpose(0, 1)
+    return torch.bmm(weights, values).transpose(0, 1)
 
 
 @njit(parallel=True, nogil=True, cache=True)
@@ -81,28 +79,25 @@ def _causal_softmax(scores: Any, start: int, scale: Any) -> None:
 
 def paged_prefill(
     query: torch.Tensor,
-    cache: torch.Tensor,
-    layer: int,
-    tables: torch.Tensor,
+    pages: Pages,
     chunk: Chunk,
     out: torch.Tensor,
     workspace: Workspace,
 ) -> None:
     """Write the attention outputs of the chunk to its rows of `out`.
 
-    query, out: [T, heads, D] float32; cache: [blocks, layers, 2, kv_heads, block_size, D] float32
-    or bfloat16; tables: [slots, blocks a sequence] int32. The chunk's keys and values are in the
-    cache already. Raises ValueError for other shapes or dtypes.
+    query, out: [T, heads, D] float32. The chunk's keys and values are in the cache already. Raises
+    ValueError for other shapes or dtypes.
     """
     _, heads, dim = query.shape
-    kv_heads = cache.shape[3]
+    kv_heads = pages.cache.shape[3]
     check("query", query, (query.shape[0], heads, dim), torch.float32)
     check("out", out, tuple(query.shape), torch.float32)
-    check("cache", cache, (*cache.shape[:5], dim), *STORAGE)
-    check("tables", tables, (tables.shape[0], tables.shape[1]), torch.int32)
+    pages.check(dim)
     length = chunk.start + chunk.count
     gathered = workspace.take("prefill.kv", (2, kv_heads, length, dim))
-    _gather(view(cache), layer, tables[chunk.slot].numpy(), length, gathered.numpy())
+    table = pages.tables[chunk.slot].numpy()
+    _gather(view(pages.cache), pages.layer, table, length, gathered.numpy())
     tile = max(1, SCORE_BUDGET // (heads * length))
     for first in range(0, chunk.count, tile):
         part = Chunk(

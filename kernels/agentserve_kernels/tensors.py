@@ -1,12 +1,33 @@
 """What every kernel's wrapper needs: shape checks, array views, reused buffers."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 STORAGE = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The KV of one layer, block-major, and the block tables that lead into it.
+
+    cache: [blocks, layers, 2, kv_heads, block_size, D] float32 or bfloat16, keys before values;
+    tables: [slots, blocks a sequence] int32.
+    """
+
+    cache: torch.Tensor
+    layer: int
+    tables: torch.Tensor
+
+    def check(self, dim: int) -> None:
+        """Raise ValueError unless both have the documented shape and dtype."""
+        check(
+            "cache", self.cache, (*self.cache.shape[:2], 2, *self.cache.shape[3:5], dim), *STORAGE
+        )
+        check("tables", self.tables, tuple(self.tables.shape), torch.int32)
 
 
 def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
