@@ -33,6 +33,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: tuple[str, ...] = ()
     model_name: str = "smollm2-135m"
     max_sessions: int = 1000  # for each principal
+    max_open_turns: int = 512  # running or waiting; more are refused as overloaded
+    store_bytes: int = 1 << 30  # of turn records kept in memory
     max_body_bytes: int = 8 * 1024 * 1024
     reserve_output: int = 0  # tokens of the context kept free for a summary
     default_max_output_tokens: int = 1024

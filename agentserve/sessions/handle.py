@@ -1,0 +1,124 @@
+"""What a client holds of a turn: its events, replayable by sequence number, and its result."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from agentserve.clock import Clock
+from agentserve.errors import Overloaded
+from agentserve.wire import (
+    ErrorBody,
+    ErrorEvent,
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Turn,
+    TurnDone,
+    encode,
+)
+
+EVENT_BUFFER_BYTES = 1 << 20  # of one turn; a reader that is further behind is dropped
+_EVENT_BYTES = 96  # an event without its text
+
+
+class TurnHandle:
+    """The readable side of one turn. The engine never waits for a reader.
+
+    Sequence numbers start at 1. The buffer is bounded by bytes: the oldest events go first, and a
+    reader that still wanted one of them gets an error event, while the turn goes on.
+    """
+
+    def __init__(self, turn_id: str, clock: Clock, *, max_bytes: int = EVENT_BUFFER_BYTES) -> None:
+        self.turn_id = turn_id
+        self.readers = 0
+        self.left_at: float | None = None  # when the last reader went, in clock.monotonic()
+        self.buffered = 0  # bytes
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._events: deque[tuple[Event, int]] = deque()
+        self._last = 0
+        self._turn: Turn | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether the turn has ended."""
+        return self._turn is not None
+
+    def attach(self) -> None:
+        """Count a reader."""
+        self.readers += 1
+        self.left_at = None
+
+    def detach(self) -> None:
+        """Count a reader out; the last one starts the grace period of `on_disconnect`."""
+        self.readers -= 1
+        if self.readers == 0:
+            self.left_at = self._clock.monotonic()
+
+    def publish(self, event: Event) -> None:
+        """Append an event, dropping the oldest ones beyond the bound."""
+        size = _size(event)
+        self._events.append((event, size))
+        self._last += 1
+        self.buffered += size
+        while self.buffered > self._max_bytes and len(self._events) > 1:
+            self.buffered -= self._events.popleft()[1]
+        self._wake()
+
+    def end(self, turn: Turn, terminal: Event) -> None:
+        """Publish the one terminal event; `turn` is the result."""
+        self._turn = turn
+        self.publish(terminal)
+
+    async def events(self, after: int = 0) -> AsyncIterator[tuple[int, Event]]:
+        """Yield (sequence number, event) after `after`, up to the terminal event."""
+        seen = after
+        while True:
+            while seen < self._last:
+                oldest = self._last - len(self._events) + 1
+                if seen + 1 < oldest:
+                    yield self._last, _fell_behind(oldest)
+                    return
+                seen += 1
+                yield seen, self._events[seen - oldest][0]
+            if self.done:
+                return
+            await self._wait()
+
+    async def result(self) -> Turn:
+        """Wait for the end of the turn and return it, whatever its status."""
+        while self._turn is None:
+            await self._wait()
+        return self._turn
+
+    async def _wait(self) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await future
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+
+def _fell_behind(oldest: int) -> ErrorEvent:
+    error = Overloaded("this reader fell behind; follow the turn again", oldest_event=oldest)
+    body = ErrorBody(error.code, error.message, error.retryable, details=error.details)
+    return ErrorEvent(body)
+
+
+def _size(event: Event) -> int:
+    if isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
+        return _EVENT_BYTES + len(event.delta)
+    return _EVENT_BYTES + len(encode(event))
+
+
+def finished_handle(turn: Turn, clock: Clock) -> TurnHandle:
+    """Return the handle of a turn that ended before: it holds its terminal event only."""
+    handle = TurnHandle(turn.id, clock)
+    handle.end(turn, ErrorEvent(turn.error) if turn.error is not None else TurnDone(turn))
+    return handle

@@ -1,0 +1,88 @@
+"""What the engine holds of a session, as the server believes it."""
+
+from array import array
+
+import msgspec
+
+from agentserve.engine.messages import Fork, Submit
+from agentserve.engine.plan import SamplingParams, pack
+from agentserve.sessions.tree import common_prefix
+
+
+class SubmitOptions(msgspec.Struct, frozen=True):
+    """How a turn generates, apart from its tokens."""
+
+    max_tokens: int
+    stop_ids: list[int]
+    sampling: SamplingParams
+    grammar: str | None = None
+    force: bytes = b""
+
+
+class Mirror:
+    """The engine's log of one sequence.
+
+    A submit keeps the common prefix of this mirror and the wanted log. After a restart of the
+    engine the mirror is empty: the next submit sends every token under a new generation.
+    """
+
+    def __init__(self, sequence: int, namespace: str) -> None:
+        self.sequence = sequence
+        self.generation = 0
+        self.tokens: array[int] = array("i")
+        self.kv_length = 0
+        self.lost = False  # the KV was lost with an engine since the last submit
+        self._namespace = namespace
+        self._incarnation = 0
+
+    def forget(self) -> None:
+        """Note that the engine no longer has the sequence."""
+        self.lost = self.lost or bool(self.tokens)
+        self.tokens = array("i")
+        self.kv_length = 0
+
+    def sync(self, incarnation: int) -> None:
+        """Forget the sequence when another engine is there than the last time."""
+        if incarnation != self._incarnation:
+            self._incarnation = incarnation
+            self.forget()
+
+    def submit(self, turn: int, log: "array[int]", options: SubmitOptions) -> Submit:
+        """Return the command that makes the engine's log equal `log` and generates."""
+        keep = common_prefix(self.tokens, log)
+        if keep == 0:
+            self.generation += 1
+        del self.tokens[keep:]
+        tail = log[keep:]
+        self.tokens.extend(tail)
+        self.kv_length = min(self.kv_length, keep)
+        return Submit(
+            turn=turn,
+            sequence=self.sequence,
+            generation=self.generation,
+            keep=keep,
+            tokens=pack(tail),
+            namespace=self._namespace,
+            max_tokens=options.max_tokens,
+            stop_ids=options.stop_ids,
+            sampling=options.sampling,
+            grammar=options.grammar,
+            force=options.force,
+        )
+
+    def settle(self, log_length: int, kv_length: int) -> None:
+        """Take the log with which the engine ended a turn."""
+        del self.tokens[log_length:]
+        self.kv_length = kv_length
+        self.lost = False
+
+    def fork_into(self, other: "Mirror", log: "array[int]") -> Fork | None:
+        """Return the command that opens `other` with what both share with `log`, if anything."""
+        keep = min(common_prefix(self.tokens, log), self.kv_length)
+        if keep == 0:
+            return None
+        other.generation = 1
+        other._incarnation = self._incarnation
+        other.tokens = log[:keep]
+        other.kv_length = keep
+        return Fork(self.sequence, self.generation, other.sequence, other.generation, keep)

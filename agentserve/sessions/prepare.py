@@ -1,0 +1,128 @@
+"""Everything about a turn that can be refused: checked and composed before the turn is accepted."""
+
+import random
+from array import array
+from collections.abc import Callable
+
+from agentserve.config import ServerSettings
+from agentserve.engine.plan import RunnerInfo, pack
+from agentserve.errors import InvalidRequest
+from agentserve.sessions import sampling
+from agentserve.sessions.grammar import response_tag, structural_tag
+from agentserve.sessions.ids import CallIds, prompt_call_id
+from agentserve.sessions.mirror import SubmitOptions
+from agentserve.sessions.output import OutputStream
+from agentserve.sessions.prompt import compose, require_room, resolve_input
+from agentserve.sessions.session import Session
+from agentserve.sessions.text import ModelText
+from agentserve.sessions.turn import TurnRun
+from agentserve.wire import NamedTool, Tool, TurnRequest
+
+
+class TurnPreparer:
+    """Validates requests against a session and composes what the engine is to run."""
+
+    def __init__(
+        self,
+        text: ModelText,
+        settings: ServerSettings,
+        source: random.Random,
+        info: Callable[[], RunnerInfo],
+    ) -> None:
+        self.text = text
+        self.call_ids = CallIds(source.randbytes(32))
+        self._settings = settings
+        self._random = source
+        self._info = info
+
+    def prepare(self, run: TurnRun) -> None:
+        """Fill in the run's prompt and options; the session is not changed.
+
+        Raises the errors of API.md rules 4, 5, 13 and 15 and of bad parameters.
+        """
+        session, request, info = run.session, run.request, self._info()
+        session.require_head(request.expect_head)
+        tools = allowed_tools(session, request)
+        merged = sampling.merge(session.profile.sampling, request.sampling)
+        params = sampling.sampling_params(merged, info.vocab_size, self._random)
+        force = self._forced(request)
+        grammar = self._grammar(request, tools)
+        run.previous = session.head_id
+        run.fed = resolve_input(session, request.input, request.on_pending)
+        generates = not run.prefills_only
+        run.prompt = compose(session, self.text, run.fed, generates=generates)
+        require_room(session, run.prompt, info, self._settings.reserve_output)
+        limit = request.max_output_tokens
+        run.options = SubmitOptions(
+            max_tokens=self._settings.default_max_output_tokens if limit is None else limit,
+            stop_ids=list(self.text.tokenizer.stop_ids),
+            sampling=params,
+            grammar=grammar,
+            force=force,
+        )
+        run.output = OutputStream(
+            self.text.tokenizer,
+            self.text.format,
+            {tool.name: tool for tool in tools},
+            stop=sampling.stop_strings(merged),
+            mint_call=self._minter(run),
+            mint_item=session.mint_item,
+            parallel=request.parallel_tool_calls,
+            tools_on=bool(tools),
+        )
+
+    def _minter(self, run: TurnRun) -> Callable[[], str]:
+        number = int(run.id[2:])
+
+        def mint() -> str:
+            index = len(run.prompt_ids)
+            call = self.call_ids.mint(run.session.tag, number, index)
+            run.prompt_ids[call] = prompt_call_id(number, index)
+            return call
+
+        return mint
+
+    def _forced(self, request: TurnRequest) -> bytes:
+        if request.debug is None:
+            return b""
+        if not self._settings.allow_force:
+            raise InvalidRequest("debug.force needs `serve --allow-force`", param="debug")
+        tokenizer = self.text.tokenizer
+        ids = tokenizer.encode_text(self.text.format.emit(list(request.debug.force)))
+        return pack(array("i", [*ids, tokenizer.stop_ids[0]]))
+
+    def _grammar(self, request: TurnRequest, tools: list[Tool]) -> str | None:
+        answer = request.response_format
+        if answer is not None and answer.type == "json_schema":
+            if answer.schema is None:
+                raise InvalidRequest("json_schema needs a schema", param="response_format")
+            return response_tag(answer.schema)
+        if not tools:
+            return None
+        choice = request.tool_choice
+        named = choice.name if isinstance(choice, NamedTool) else choice
+        return structural_tag(tools, named, self.text.format, request.parallel_tool_calls)
+
+
+def allowed_tools(session: Session, request: TurnRequest) -> list[Tool]:
+    """Return the tools that this turn may call. Raises InvalidRequest for unknown names."""
+    by_name = {tool.name: tool for tool in session.profile.tools}
+    names = session.profile.tools_allowed
+    if request.tools_allowed is not None:
+        require_known(by_name, request.tools_allowed, "tools_allowed")
+        names = tuple(name for name in request.tools_allowed if names is None or name in names)
+    allowed = [tool for name, tool in by_name.items() if names is None or name in names]
+    choice = request.tool_choice
+    if isinstance(choice, NamedTool):
+        require_known({tool.name for tool in allowed}, [choice.name], "tool_choice")
+        return [by_name[choice.name]]
+    if choice == "required" and not allowed:
+        raise InvalidRequest("tool_choice needs a tool that may be called", param="tool_choice")
+    return [] if choice == "none" else allowed
+
+
+def require_known(known: "set[str] | dict[str, Tool]", names: list[str], param: str) -> None:
+    """Raise InvalidRequest when a tool name is not one of `known`."""
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"no tool {name!r} may be called here", param=param)

@@ -1,0 +1,348 @@
+"""The native API as methods: one for each route of API.md."""
+
+import asyncio
+import itertools
+import random
+
+import msgspec
+
+from agentserve.clock import Clock
+from agentserve.config import ServerSettings
+from agentserve.engine.messages import Close, EngineLink, Hint, Stats
+from agentserve.errors import ModelNotFound, TurnNotFound
+from agentserve.sessions import records, sampling
+from agentserve.sessions.driver import Counters, TurnDriver
+from agentserve.sessions.handle import TurnHandle, finished_handle
+from agentserve.sessions.heads import HeadMoves, check_tools
+from agentserve.sessions.prepare import TurnPreparer
+from agentserve.sessions.registry import Registry
+from agentserve.sessions.session import Profile, Session
+from agentserve.sessions.store import Store
+from agentserve.sessions.text import ModelText
+from agentserve.sessions.transcript import Answer, transcript
+from agentserve.sessions.turn import TurnRun
+from agentserve.wire import (
+    CancelRequest,
+    CountAnswer,
+    CountRequest,
+    CreateRequest,
+    ForkAnswer,
+    ForkRequest,
+    HeadAnswer,
+    Hints,
+    HistoryRequest,
+    PatchRequest,
+    RollbackRequest,
+    SessionInfo,
+    SessionList,
+    ToolResultsAnswer,
+    ToolResultsRequest,
+    Turn,
+    TurnList,
+    TurnRequest,
+)
+
+SWEEP_S = 0.25  # how often grace periods and ttls are looked at
+MAX_PAGE = 1000
+
+
+class ServiceStats(msgspec.Struct):
+    """What /metrics shows of the sessions."""
+
+    sessions: int
+    states: dict[str, int]
+    open_turns: int
+    counters: Counters
+    engine: Stats | None
+    ready: bool
+    heartbeat_age_s: float
+    store_bytes: int
+    template_mismatches: int
+
+
+class SessionService:
+    """Sessions of one model on one engine. Methods raise AgentserveError subclasses."""
+
+    def __init__(
+        self,
+        link: EngineLink,
+        text: ModelText,
+        store: Store,
+        settings: ServerSettings,
+        clock: Clock,
+        random: random.Random,
+    ) -> None:
+        preparer = TurnPreparer(text, settings, random, lambda: self.driver.info)
+        self.driver = TurnDriver(link, preparer, store, settings, clock)
+        self._registry = Registry(clock, random, settings.max_sessions)
+        self._heads = HeadMoves(self.driver, self._registry, store, link, clock)
+        self._text = text
+        self._link = link
+        self._store = store
+        self._clock = clock
+        self._turn_numbers = itertools.count(1)
+
+    # Life
+
+    async def run(self) -> None:
+        """Serve the engine's events and the timers until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.driver.pump())
+            group.create_task(self._sweep_forever())
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Cancel turns whose readers are gone and close sessions whose ttl has run out."""
+        await self.driver.sweep()
+        for session in self._registry.expired():
+            await self._remove(session)
+
+    def ready(self) -> tuple[bool, str]:
+        """Return whether turns are taken, and if not, why."""
+        return self.driver.ready()
+
+    def stats(self) -> ServiceStats:
+        """Return counts for /metrics."""
+        states: dict[str, int] = {}
+        for session in self._registry.all():
+            state = session.state()
+            states[state] = states.get(state, 0) + 1
+        return ServiceStats(
+            sessions=len(self._registry),
+            states=states,
+            open_turns=self.driver.open_turns,
+            counters=self.driver.counters,
+            engine=self.driver.stats,
+            ready=self.ready()[0],
+            heartbeat_age_s=self.driver.heartbeat_age_s,
+            store_bytes=self._store.size,
+            template_mismatches=self._text.composer.mismatches,
+        )
+
+    async def drain(self) -> None:
+        """Take no new turns and wait until the open ones have ended."""
+        self.driver.draining = True
+        for session in self._registry.all():
+            for run in session.open_runs():
+                await run.handle.result()
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        self.driver.draining = True
+        await self._link.close()
+
+    # Sessions
+
+    async def create(self, principal: str, request: CreateRequest) -> tuple[SessionInfo, bool]:
+        """Create a session, or return the one that the same body created (False)."""
+        info = self.driver.info
+        if request.model is not None and request.model != self._text.name:
+            raise ModelNotFound(f"this server serves {self._text.name!r}", param="model")
+        if existing := self._registry.existing(principal, request):
+            return self._info(existing), False
+        check_tools(request.tools)
+        sampling.check(request.sampling, info.vocab_size)
+        session = self._registry.new(principal, request.id, self._profile(request))
+        if request.history:
+            self._heads.import_into(session, request.history)
+        self._registry.add(session, request)
+        try:
+            await self._store.accept(session.key, "session", msgspec.msgpack.encode(request))
+        except BaseException:
+            self._registry.discard(session)
+            raise
+        return self._info(session), True
+
+    def _profile(self, request: CreateRequest) -> Profile:
+        return Profile(
+            model=self._text.name,
+            system=request.system,
+            tools=tuple(request.tools),
+            sampling=request.sampling,
+            on_template_rewrite=request.on_template_rewrite,
+            template_options=request.template_options,
+            ttl_ms=request.ttl_ms,
+            metadata=request.metadata,
+        )
+
+    async def list(
+        self,
+        principal: str,
+        *,
+        state: str | None = None,
+        tier: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> SessionList:
+        """Return a page of the principal's sessions, oldest first."""
+        sessions = self._registry.of(principal)
+        if after is not None:
+            ids = [session.id for session in sessions]
+            sessions = sessions[ids.index(after) + 1 :] if after in ids else []
+        found = [
+            info
+            for info in map(self._info, sessions)
+            if state in (None, info.state)
+            and tier in (None, "device" if info.kv.device else "none")
+        ]
+        page = found[: max(1, min(limit, MAX_PAGE))]
+        return SessionList(page, page[-1].id if len(page) < len(found) else None)
+
+    async def info(self, principal: str, session_id: str) -> SessionInfo:
+        """Return one session."""
+        return self._info(self._registry.get(principal, session_id))
+
+    def _info(self, session: Session) -> SessionInfo:
+        session.mirror.sync(self.driver.incarnation)
+        return session.info(self.driver.info.max_context)
+
+    async def patch(self, principal: str, session_id: str, request: PatchRequest) -> HeadAnswer:
+        """Change metadata, ttl or tools."""
+        return await self._heads.patch(self._registry.open(principal, session_id), request)
+
+    async def delete(self, principal: str, session_id: str, *, keep_transcript: bool) -> None:
+        """Close a session and free what it holds; its running turn is cancelled."""
+        session = self._registry.get(principal, session_id)
+        if keep_transcript:
+            await self._close(session)
+        else:
+            await self._remove(session)
+
+    async def _remove(self, session: Session) -> None:
+        self._registry.remove(session)
+        await self._close(session)
+        await self._store.delete(session.key)
+
+    async def _close(self, session: Session) -> None:
+        session.closed = True
+        for run in session.open_runs():
+            await self.driver.cancel(run, "none")
+            await run.handle.result()
+        session.staged.clear()
+        self._link.send(Close(session.mirror.sequence))
+        session.mirror.forget()
+
+    async def transcript(self, principal: str, session_id: str, style: str) -> Answer:
+        """Return the history as items, openai, anthropic or tokens."""
+        return transcript(self._registry.get(principal, session_id), style)
+
+    # Turns
+
+    async def start_turn(self, principal: str, session_id: str, request: TurnRequest) -> TurnHandle:
+        """Accept a turn and return its handle; raises what refuses it before it is accepted."""
+        session = self._registry.open(principal, session_id)
+        self.driver.require_engine()
+        if request.when_busy == "reject":
+            session.require_idle()
+        turn_id = session.mint_turn()
+        now = self._clock.time()
+        run = TurnRun(
+            number=next(self._turn_numbers),
+            id=turn_id,
+            session=session,
+            request=request,
+            handle=TurnHandle(turn_id, self._clock),
+            accepted_at=self._clock.monotonic(),
+            now_ms=int(now * 1000),
+        )
+        await self.driver.accept(run)
+        session.last_active = now
+        if request.hints is not None:
+            self._hint(session, request.hints)
+        return run.handle
+
+    async def follow(self, principal: str, session_id: str, turn_id: str) -> TurnHandle:
+        """Return the handle of a running turn, or of one that ended."""
+        session = self._registry.get(principal, session_id)
+        if handle := session.handles.get(turn_id):
+            return handle
+        return finished_handle(await self._turn(session, turn_id), self._clock)
+
+    async def cancel(self, principal: str, session_id: str, request: CancelRequest) -> Turn:
+        """End the running turn (or the named one) and return it; idempotent."""
+        session = self._registry.open(principal, session_id)
+        for run in session.open_runs():
+            if request.turn in (None, run.id):
+                await self.driver.cancel(run, request.keep)
+                return await run.handle.result()
+        turn_id = request.turn or next(reversed(session.handles), None) or session.head_id
+        if turn_id is None:
+            raise TurnNotFound("the session has no turn yet", param="turn")
+        return await self._turn(session, turn_id)
+
+    async def turns(self, principal: str, session_id: str) -> TurnList:
+        """Return the turns of the head's history, oldest first."""
+        session = self._registry.get(principal, session_id)
+        return TurnList(records.turns(session, self.driver.info.max_context))
+
+    async def turn(self, principal: str, session_id: str, turn_id: str) -> Turn:
+        """Return one turn, on any branch that was not pruned."""
+        return await self._turn(self._registry.get(principal, session_id), turn_id)
+
+    async def _turn(self, session: Session, turn_id: str) -> Turn:
+        return await records.turn(session, turn_id, self._store, self.driver.info.max_context)
+
+    async def tool_results(
+        self, principal: str, session_id: str, request: ToolResultsRequest
+    ) -> ToolResultsAnswer:
+        """Stage results; generates nothing. The same body twice is fine."""
+        session = self._registry.open(principal, session_id)
+        new = session.new_results(request.results)
+        if new:
+            record = msgspec.msgpack.encode([*session.staged.values(), *new.values()])
+            session.staged.update(new)
+            try:
+                await self._store.commit(session.key, "staged", record)
+            except BaseException:
+                for call_id in new:
+                    session.staged.pop(call_id, None)
+                raise
+        session.last_active = self._clock.time()
+        calls = session.callable_now()
+        missing = [call.wire() for call in session.unanswered(calls)]
+        staged = [call.call_id for call in calls if call.call_id in session.staged]
+        return ToolResultsAnswer(missing, staged, prefilled_tokens=0)
+
+    async def hints(self, principal: str, session_id: str, hints: Hints) -> None:
+        """Keep what the client knows about the wait, and tell the engine."""
+        self._hint(self._registry.open(principal, session_id), hints)
+
+    def _hint(self, session: Session, hints: Hints) -> None:
+        session.hints = hints
+        expected = hints.expected_ms
+        longest = max(expected.values(), default=None) if isinstance(expected, dict) else expected
+        wait = hints.resume_in_ms if hints.resume_in_ms is not None else longest
+        seconds = None if wait is None else wait / 1000
+        self._link.send(Hint(session.mirror.sequence, seconds, hints.kv))
+
+    # Moves of the head
+
+    async def history(self, principal: str, session_id: str, request: HistoryRequest) -> HeadAnswer:
+        """Replace the history; with `prefill` the answer comes when its KV is computed."""
+        session = self._registry.open(principal, session_id)
+        answer = await self._heads.history(session, request)
+        if request.prefill and not session.pending():
+            prefill = TurnRequest(input=[], max_output_tokens=0)
+            handle = await self.start_turn(principal, session_id, prefill)
+            await handle.result()
+            answer.head = session.head_id
+        return answer
+
+    async def rollback(
+        self, principal: str, session_id: str, request: RollbackRequest
+    ) -> HeadAnswer:
+        """Move the head back."""
+        return await self._heads.rollback(self._registry.open(principal, session_id), request)
+
+    async def fork(self, principal: str, session_id: str, request: ForkRequest) -> ForkAnswer:
+        """Copy a session at its head or an older turn; KV is shared copy on write."""
+        forks = await self._heads.fork(self._registry.open(principal, session_id), request)
+        return ForkAnswer([self._info(fork) for fork in forks])
+
+    async def count(self, principal: str, session_id: str, request: CountRequest) -> CountAnswer:
+        """Return what a turn with this input would feed; runs nothing."""
+        return await self._heads.count(self._registry.open(principal, session_id), request)
