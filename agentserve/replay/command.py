@@ -12,7 +12,7 @@ from agentserve.replay.accounting import account, print_accounting
 from agentserve.replay.display import Display
 from agentserve.replay.generator import generate, parse_workload
 from agentserve.replay.report import Report, print_report
-from agentserve.replay.runner import ReplaySettings, replay
+from agentserve.replay.runner import ReplayError, ReplaySettings, replay
 from agentserve.replay.scenario import Scenario, load_scenario
 from agentserve.replay.server import own_server
 
@@ -61,10 +61,12 @@ def show(scenarios: list[Scenario], url: str, settings: ReplaySettings, console:
 
 
 def finish(report: Report, console: Console, json_path: Path | None) -> None:
-    """Write the JSON, print the report."""
+    """Write the JSON, print the report. Raises ReplayError when a session ended early."""
     if json_path is not None:
         json_path.write_bytes(report.to_json())
     print_report(report, console)
+    if report.incomplete:
+        raise ReplayError(f"{len(report.incomplete)} of the sessions ended early")
 
 
 def _scenarios(options: ReplayOptions) -> list[Scenario]:
