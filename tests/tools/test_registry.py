@@ -62,6 +62,16 @@ def test_a_nameless_callable_needs_a_name_and_then_works():
     assert list(Toolbox([tool(name="three")(named)])) == ["three"]
 
 
+def test_an_example_may_begin_with_what_the_user_says():
+    example = {"input": "Open a.py", "arguments": {"path": "a.py"}}
+
+    @tool(examples=[example])
+    def show(path: str) -> str:
+        return path
+
+    assert Toolbox([show]).specs[0].examples == (example,)
+
+
 def test_an_example_that_is_not_a_valid_call_is_refused():
     with pytest.raises(ValueError, match="argument n"):
         Toolbox([tool(examples=[{"n": "three"}])(partial(plain))])

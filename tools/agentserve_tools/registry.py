@@ -56,7 +56,8 @@ def tool(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
     name: what the model calls it (default: the function's name)
     read_only: it changes nothing, so it may start before the model's turn has ended
     expected_ms: how long it usually takes, in milliseconds
-    examples: argument objects that show the model a right call
+    examples: right calls to show the model: the arguments, or what a user says before the call too,
+        as `{"input": "...", "arguments": {...}}`
     max_concurrency: how many calls of it may run at once (default: no limit of its own)
     """
     if "examples" in options:
@@ -68,6 +69,10 @@ def tool(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
         return target
 
     return mark if function is None else mark(function)
+
+
+def _example_arguments(example: dict[str, Any]) -> Any:
+    return example["arguments"] if set(example) == {"input", "arguments"} else example
 
 
 class Toolbox:
@@ -93,7 +98,7 @@ class Toolbox:
             raise ValueError(f"there are two tools named {name}")
         signature = Signature(function)
         for example in options.examples:
-            signature.bind(example)
+            signature.bind(_example_arguments(example))
         spec = ToolSpec(
             name=name,
             parameters=signature.schema,

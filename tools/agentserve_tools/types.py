@@ -10,8 +10,9 @@ Status = Literal["ok", "error", "cancelled"]
 class ToolSpec:
     """How a tool is described to the model.
 
-    `parameters` is a JSON schema of type object; `examples` are argument objects. A `read_only`
-    tool changes nothing, so it may start before the turn that called it has ended.
+    `parameters` is a JSON schema of type object. `examples` are arguments, or objects of `input`
+    (what a user says) and `arguments`. A `read_only` tool changes nothing, so it may start before
+    the turn that called it has ended.
     """
 
     name: str
