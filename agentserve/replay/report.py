@@ -131,17 +131,19 @@ def percentile(values: list[float], percent: float) -> float:
 def print_report(report: Report, console: Console) -> None:
     """Print the report for a person. The last line is `turns: N`."""
     totals = report.totals()
-    console.print()
-    console.print(_speed_table(totals))
-    console.print(_time_table(totals))
-    console.print(_token_table(totals))
+    for table in (_speed_table(totals), _time_table(totals), _token_table(totals)):
+        console.print()
+        console.print(table)
+    console.print("* computed from the token counts, not measured\n", highlight=False)
+    if all(record.prefill_computed == record.new_tokens for record in report.records):
+        console.print("In every turn the engine computed the new tokens and no other.")
     for line in report.incomplete:
         console.print(f"ended early: {line}", markup=False, highlight=False)
     console.print(f"turns: {totals.turns}", markup=False, highlight=False)
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, min_width=66)
     table.add_column(columns[0], no_wrap=True)
     for column in columns[1:]:
         table.add_column(column, justify="right", no_wrap=True)
@@ -163,7 +165,7 @@ def _time_table(totals: Totals) -> Table:
         ("tools", totals.tools_s),
         ("queue: waiting for a place", totals.queue_s),
         ("restore: bringing KV back", totals.restore_s),
-        ("server: HTTP, template, tokenizer", totals.server_s),
+        ("server and client: HTTP, templates, text", totals.server_s),
     )
     whole = sum(seconds for _, seconds in parts)
     name = "session" if totals.sessions == 1 else f"sum of {totals.sessions} sessions"
@@ -183,12 +185,9 @@ def _token_table(totals: Totals) -> Table:
     table.add_row("new in these turns", f"{totals.new_tokens:,}")
     table.add_row("computed by the engine (prefill)", f"{totals.prefill_computed:,}")
     table.add_row("taken from the sessions' KV cache", f"{totals.cached_tokens:,}")
-    table.add_section()
-    table.add_row("an engine that keeps nothing would compute", f"{totals.stateless_prefill:,}")
+    table.add_row("an engine that keeps nothing would compute *", f"{totals.stateless_prefill:,}")
     ratio = totals.stateless_prefill / totals.prefill_computed if totals.prefill_computed else 0.0
-    table.add_row("  that is, times as many", f"{ratio:.1f}")
-    table.caption = "The last two are computed from the token counts, not measured."
-    table.caption_justify = "left"
+    table.add_row("that is, times as many *", f"{ratio:.1f}")
     return table
 
 
