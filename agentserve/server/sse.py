@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 from starlette.responses import StreamingResponse
@@ -49,7 +49,13 @@ class EventStream(StreamingResponse):
     """
 
     def __init__(
-        self, handle: TurnHandle, *, after: int, ping_s: float, send_timeout_s: float
+        self,
+        handle: TurnHandle,
+        *,
+        after: int,
+        ping_s: float,
+        send_timeout_s: float,
+        on_stall: Callable[[], None] = lambda: None,
     ) -> None:
         self._frames = frames(handle.events(after))
         super().__init__(
@@ -60,6 +66,7 @@ class EventStream(StreamingResponse):
         self._handle = handle
         self._ping_s = ping_s
         self._send_timeout_s = send_timeout_s
+        self._on_stall = on_stall
         self._sent_at = 0.0  # the event loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,6 +81,7 @@ class EventStream(StreamingResponse):
         try:
             await while_connected(receive, self._deliver(timed))
         except* TimeoutError:
+            self._on_stall()
             logger.info("dropped a stalled reader of turn %s", self._handle.turn_id)
         finally:
             self._handle.detach()

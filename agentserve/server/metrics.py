@@ -1,0 +1,150 @@
+"""Prometheus metrics, in a registry of their own; levels are read when they are scraped."""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from agentserve import wire
+from agentserve.engine.messages import Stats
+from agentserve.server.idempotency import AnswerLedger
+from agentserve.sessions.service import SessionService
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+SESSION_STATES = ("idle", "queued", "running", "awaiting_tools", "closed")
+
+
+class Metrics:
+    """Counts what happens at the edge, and renders that and the service's own counts."""
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, service: SessionService, ledger: AnswerLedger) -> None:
+        self._registry = CollectorRegistry()
+        self._errors = Counter(
+            "agentserve_errors", "Error answers by code.", ["code"], registry=self._registry
+        )
+        self._stalled = Counter(
+            "agentserve_stalled_readers",
+            "Event streams dropped because the client stopped reading.",
+            registry=self._registry,
+        )
+        self._ttft = Histogram(
+            "agentserve_ttft_seconds",
+            "From the acceptance of a turn to its first token.",
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self._turn = Histogram(
+            "agentserve_turn_seconds",
+            "From the acceptance of a turn to its end.",
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        self._registry.register(_ServiceCollector(service, ledger))
+
+    def count_error(self, code: str) -> None:
+        """Count an error answer; codes come from the closed catalogue."""
+        self._errors.labels(code).inc()
+
+    def count_stalled_reader(self) -> None:
+        """Count a reader that was dropped."""
+        self._stalled.inc()
+
+    def observe_turn(self, turn: wire.Turn) -> None:
+        """Take the times of a turn that ended."""
+        self._turn.observe(turn.timing_ms.total / 1000)
+        if turn.usage.output_tokens:
+            self._ttft.observe(turn.timing_ms.ttft / 1000)
+
+    def render(self) -> bytes:
+        """Return the text format of everything."""
+        return generate_latest(self._registry)
+
+
+class _ServiceCollector(Collector):
+    """Reads the service at each scrape."""
+
+    def __init__(self, service: SessionService, ledger: AnswerLedger) -> None:
+        self._service = service
+        self._ledger = ledger
+
+    def describe(self) -> Iterator[Metric]:
+        """Say nothing ahead of time: names are fixed by `collect`."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the sessions' counts, then the engine's if it has spoken."""
+        stats = self._service.stats()
+        states = {state: stats.states.get(state, 0) for state in SESSION_STATES}
+        yield _gauge("sessions", "Sessions by state.", "state", states)
+        yield _single("open_turns", "Turns that are queued or running.", stats.open_turns)
+        yield _single("ready", "1 when /ready answers 200.", int(stats.ready))
+        yield _single(
+            "heartbeat_age_seconds", "Since the engine was last heard.", stats.heartbeat_age_s
+        )
+        yield _single("store_bytes", "Bytes in the session store.", stats.store_bytes)
+        yield _single("idempotency_bytes", "Bytes of answers kept for replay.", self._ledger.bytes)
+        counters = stats.counters
+        yield _counter("turns", "Turns that ended, by status.", "status", counters.turns)
+        yield _counter(
+            "recomputed_tokens",
+            "Tokens prefilled although their KV had been computed, by reason.",
+            "reason",
+            counters.recomputed,
+        )
+        yield _total("cached_tokens", "Input tokens whose KV was kept.", counters.cached_tokens)
+        yield _total("engine_restarts", "Engine restarts.", counters.engine_restarts)
+        yield _total(
+            "template_mismatches",
+            "Prompts whose incremental render differed from the full one.",
+            stats.template_mismatches,
+        )
+        if stats.engine is not None:
+            yield from _engine(stats.engine)
+
+
+def _engine(stats: Stats) -> Iterator[Metric]:
+    blocks = {
+        "free": stats.blocks_free,
+        "cached": stats.blocks_cached,
+        "locked": stats.blocks_locked,
+    }
+    yield _gauge("blocks", "KV blocks by state.", "state", blocks)
+    yield _single("tokens_in_kv", "Tokens held by blocks that are not free.", stats.tokens_in_kv)
+    yield _single("running", "Turns in the engine's batch.", stats.running)
+    yield _single("queue_depth", "Turns that wait for admission.", stats.waiting)
+    tokens = {"prefill": stats.prefill_tokens, "decode": stats.decode_tokens}
+    yield _counter("tokens", "Tokens computed by this engine, by phase.", "kind", tokens)
+    yield _total("steps", "Engine steps.", stats.step)
+    yield _total("preemptions", "Turns that gave up their KV for another.", stats.preemptions)
+    yield _total("evictions", "Cached blocks given to new tokens.", stats.evictions)
+
+
+def _single(name: str, help_text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"agentserve_{name}", help_text, value=value)
+
+
+def _total(name: str, help_text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"agentserve_{name}", help_text, value=value)
+
+
+def _gauge(name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"agentserve_{name}", help_text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _counter(name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(f"agentserve_{name}", help_text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family

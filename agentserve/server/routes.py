@@ -1,0 +1,316 @@
+"""The routes of API.md: decode the request, ask the session service, encode the answer."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agentserve import wire
+from agentserve.config import ServerSettings
+from agentserve.errors import EngineDown, InvalidRequest, MethodNotAllowed
+from agentserve.server.answers import json_response
+from agentserve.server.body import read_body, while_connected
+from agentserve.server.idempotency import Answer, AnswerLedger, check_key
+from agentserve.server.metrics import Metrics
+from agentserve.server.sse import EventStream
+from agentserve.sessions.handle import TurnHandle
+from agentserve.sessions.service import SessionService
+
+T = TypeVar("T")
+Endpoint = Callable[[Request], Awaitable[Response]]
+PageSize = Annotated[int, Meta(ge=1, le=1000)]
+EventSeq = Annotated[int, Meta(ge=0, lt=2**63)]
+
+
+class ListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """GET /sessions."""
+
+    state: Literal["idle", "queued", "running", "awaiting_tools", "closed"] | None = None
+    tier: Literal["device", "host", "disk", "none"] | None = None
+    after: wire.SessionId | None = None
+    limit: PageSize = 100
+
+
+class DeleteQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """DELETE /sessions/{id}."""
+
+    keep: Literal["transcript"] | None = None
+
+
+class TranscriptQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """GET /sessions/{id}/transcript."""
+
+    format: Literal["items", "openai", "anthropic", "tokens"] = "items"
+
+
+class EventsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """GET /sessions/{id}/turns/{t}/events."""
+
+    after: EventSeq = 0
+
+
+class SessionRoutes:
+    """Everything under /sessions."""
+
+    def __init__(
+        self,
+        service: SessionService,
+        settings: ServerSettings,
+        ledger: AnswerLedger,
+        metrics: Metrics,
+    ) -> None:
+        self._service = service
+        self._settings = settings
+        self._ledger = ledger
+        self._metrics = metrics
+
+    def table(self) -> list[Route]:
+        """Return the routes, in the order of API.md."""
+        one = "/sessions/{id}"
+        return [
+            _route("POST", "/sessions", self.create),
+            _route("GET", "/sessions", self.listing),
+            _route("GET", one, self.info),
+            _route("GET", f"{one}/turns", self.turns),
+            _route("GET", f"{one}/turns/{{turn}}", self.turn),
+            _route("PATCH", one, self.patch),
+            _route("DELETE", one, self.delete),
+            _route("POST", f"{one}/turn", self.start_turn),
+            _route("POST", f"{one}/tool_results", self.tool_results),
+            _route("POST", f"{one}/hints", self.hints),
+            _route("POST", f"{one}/fork", self.fork),
+            _route("POST", f"{one}/rollback", self.rollback),
+            _route("PUT", f"{one}/history", self.history),
+            _route("POST", f"{one}/count", self.count),
+            _route("POST", f"{one}/cancel", self.cancel),
+            _route("GET", f"{one}/transcript", self.transcript),
+            _route("GET", f"{one}/turns/{{turn}}/events", self.events),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """POST /sessions: 201, or 200 when the same session was there already."""
+
+        async def run(asked: wire.CreateRequest) -> Answer:
+            info, created = await self._service.create(request.user, asked)
+            return Answer(201 if created else 200, wire.encode(info))
+
+        return await self._write(request, wire.CreateRequest, run)
+
+    async def listing(self, request: Request) -> Response:
+        """GET /sessions."""
+        asked = wire.decode_query(request.query_params.multi_items(), ListQuery)
+        return json_response(
+            await self._service.list(
+                request.user,
+                state=asked.state,
+                tier=asked.tier,
+                after=asked.after,
+                limit=asked.limit,
+            )
+        )
+
+    async def info(self, request: Request) -> Response:
+        """GET /sessions/{id}."""
+        return json_response(await self._service.info(request.user, _id(request)))
+
+    async def turns(self, request: Request) -> Response:
+        """GET /sessions/{id}/turns."""
+        return json_response(await self._service.turns(request.user, _id(request)))
+
+    async def turn(self, request: Request) -> Response:
+        """GET /sessions/{id}/turns/{t}."""
+        return json_response(
+            await self._service.turn(request.user, _id(request), request.path_params["turn"])
+        )
+
+    async def patch(self, request: Request) -> Response:
+        """PATCH /sessions/{id}."""
+        asked = await self._read(request, wire.PatchRequest)
+        return json_response(await self._service.patch(request.user, _id(request), asked))
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE /sessions/{id}: 204."""
+        asked = wire.decode_query(request.query_params.multi_items(), DeleteQuery)
+        await self._service.delete(
+            request.user, _id(request), keep_transcript=asked.keep == "transcript"
+        )
+        return Response(status_code=204)
+
+    async def start_turn(self, request: Request) -> Response:
+        """POST /sessions/{id}/turn: the turn as JSON, or its events when `stream` is set."""
+        body = await self._body(request)
+        asked = wire.decode(body, wire.TurnRequest)
+
+        async def run() -> Answer:
+            handle = await self._service.start_turn(request.user, _id(request), asked)
+            return Answer(200, turn_id=handle.turn_id)
+
+        answer, replayed = await self._once(request, body, run)
+        handle = await self._service.follow(request.user, _id(request), str(answer.turn_id))
+        if asked.stream:
+            return self._stream(handle, _last_event_id(request), replayed)
+        handle.attach()
+        try:
+            turn = await while_connected(request.receive, handle.result())
+        finally:
+            handle.detach()
+        return json_response(turn, headers=_replay_header(replayed))
+
+    async def tool_results(self, request: Request) -> Response:
+        """POST /sessions/{id}/tool_results."""
+        return await self._act(request, wire.ToolResultsRequest, self._service.tool_results)
+
+    async def hints(self, request: Request) -> Response:
+        """POST /sessions/{id}/hints: 204."""
+
+        async def run(asked: wire.Hints) -> Answer:
+            await self._service.hints(request.user, _id(request), asked)
+            return Answer(204)
+
+        return await self._write(request, wire.Hints, run)
+
+    async def fork(self, request: Request) -> Response:
+        """POST /sessions/{id}/fork: 201."""
+        return await self._act(request, wire.ForkRequest, self._service.fork, status=201)
+
+    async def rollback(self, request: Request) -> Response:
+        """POST /sessions/{id}/rollback."""
+        return await self._act(request, wire.RollbackRequest, self._service.rollback)
+
+    async def history(self, request: Request) -> Response:
+        """PUT /sessions/{id}/history."""
+        return await self._act(request, wire.HistoryRequest, self._service.history)
+
+    async def count(self, request: Request) -> Response:
+        """POST /sessions/{id}/count."""
+        return await self._act(request, wire.CountRequest, self._service.count)
+
+    async def cancel(self, request: Request) -> Response:
+        """POST /sessions/{id}/cancel: the cancelled turn."""
+        return await self._act(request, wire.CancelRequest, self._service.cancel)
+
+    async def transcript(self, request: Request) -> Response:
+        """GET /sessions/{id}/transcript."""
+        asked = wire.decode_query(request.query_params.multi_items(), TranscriptQuery)
+        return json_response(
+            await self._service.transcript(request.user, _id(request), asked.format)
+        )
+
+    async def events(self, request: Request) -> Response:
+        """GET /sessions/{id}/turns/{t}/events: follow a turn, or resume after an event."""
+        if request.method == "HEAD":
+            raise MethodNotAllowed("an event stream has no HEAD")
+        asked = wire.decode_query(request.query_params.multi_items(), EventsQuery)
+        handle = await self._service.follow(request.user, _id(request), request.path_params["turn"])
+        # A browser reconnects to the same URL: then the header is the newer of the two.
+        return self._stream(handle, max(asked.after, _last_event_id(request)), replayed=False)
+
+    def _stream(self, handle: TurnHandle, after: int, replayed: bool) -> Response:
+        stream = EventStream(
+            handle,
+            after=after,
+            ping_s=self._settings.ping_s,
+            send_timeout_s=self._settings.send_timeout_s,
+            on_stall=self._metrics.count_stalled_reader,
+        )
+        stream.headers.update(_replay_header(replayed))
+        return stream
+
+    async def _body(self, request: Request) -> bytes:
+        settings = self._settings
+        body = await read_body(request, settings.max_body_bytes, settings.body_timeout_s)
+        return body or b"{}"
+
+    async def _read(self, request: Request, shape: type[T]) -> T:
+        return wire.decode(await self._body(request), shape)
+
+    async def _write(
+        self, request: Request, shape: type[T], run: Callable[[T], Awaitable[Answer]]
+    ) -> Response:
+        body = await self._body(request)
+        asked = wire.decode(body, shape)
+        answer, replayed = await self._once(request, body, lambda: run(asked))
+        media_type = "application/json" if answer.body else None
+        return Response(answer.body, answer.status, _replay_header(replayed), media_type)
+
+    async def _act(
+        self,
+        request: Request,
+        shape: type[T],
+        act: Callable[[str, str, T], Awaitable[object]],
+        status: int = 200,
+    ) -> Response:
+        async def run(asked: T) -> Answer:
+            return Answer(status, wire.encode(await act(request.user, _id(request), asked)))
+
+        return await self._write(request, shape, run)
+
+    async def _once(
+        self, request: Request, body: bytes, run: Callable[[], Awaitable[Answer]]
+    ) -> tuple[Answer, bool]:
+        key = request.headers.get("idempotency-key")
+        if key is None:
+            return await run(), False
+        what = f"{request.method} {request.url.path}"
+        return await self._ledger.once((request.user, what, check_key(key)), body, run)
+
+
+class OperatorRoutes:
+    """Health, metrics and the list of models."""
+
+    def __init__(self, service: SessionService, settings: ServerSettings, metrics: Metrics) -> None:
+        self._service = service
+        self._settings = settings
+        self._metrics = metrics
+
+    def table(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            _route("GET", "/health", self.health),
+            _route("GET", "/ready", self.ready),
+            _route("GET", "/metrics", self.metrics),
+            _route("GET", "/v1/models", self.models),
+        ]
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: the process answers."""
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """GET /ready: the engine is up and advancing; else 503 with the reason."""
+        ready, reason = self._service.ready()
+        if not ready:
+            raise EngineDown(reason)
+        return json_response({"status": "ready"})
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics: Prometheus text."""
+        return Response(self._metrics.render(), media_type=self._metrics.media_type)
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        model = {"id": self._settings.model_name, "object": "model", "owned_by": "agentserve"}
+        return json_response({"object": "list", "data": [model]})
+
+
+def _route(method: str, path: str, endpoint: Endpoint) -> Route:
+    return Route(path, endpoint, methods=[method])
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["id"])
+
+
+def _last_event_id(request: Request) -> int:
+    value = request.headers.get("last-event-id", "0")
+    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+        raise InvalidRequest("the number of an event is needed", param="Last-Event-ID")
+    return int(value)
+
+
+def _replay_header(replayed: bool) -> dict[str, str]:
+    return {"Idempotency-Replayed": "true"} if replayed else {}
