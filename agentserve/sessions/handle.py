@@ -73,8 +73,11 @@ class TurnHandle:
         self.publish(terminal)
 
     async def events(self, after: int = 0) -> AsyncIterator[tuple[int, Event]]:
-        """Yield (sequence number, event) after `after`, up to the terminal event."""
-        seen = after
+        """Yield (sequence number, event) after `after`, up to the terminal event.
+
+        The terminal event comes in any case, also to a reader who says that it has seen it.
+        """
+        seen = min(after, self._last - 1 if self.done else self._last)
         while True:
             while seen < self._last:
                 oldest = self._last - len(self._events) + 1
