@@ -110,8 +110,9 @@ def _sample(schema: dict[str, Any], name: str = "", depth: int = 0) -> Any:
         return _sample_object(schema, depth)
     if kind == "array":
         items = schema.get("items")
-        inner = isinstance(items, dict) and depth < 3
-        return [_sample(items, name or "item", depth + 1)] if inner else []
+        if not isinstance(items, dict) or depth >= 3:
+            return []
+        return [_sample(items, name or "item", depth + 1)]
     plain: dict[str, Any] = {"integer": 1, "number": 1.5, "boolean": True, "null": None}
     return plain.get(kind, name) if isinstance(kind, str) else name
 

@@ -1,0 +1,86 @@
+"""Which outputs a turn may generate, as the structural tag (JSON) that xgrammar compiles."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from agentserve import wire
+from agentserve.sessions.schemas import validate_schema
+from agentserve.sessions.toolformat import ToolFormat
+
+__all__ = ["response_tag", "structural_tag", "validate_schema"]
+
+
+def structural_tag(
+    tools: Sequence[wire.Tool],
+    choice: str | wire.NamedTool,
+    format: ToolFormat,
+    parallel: bool = True,
+) -> str | None:
+    """Return the constraint of a turn that may call `tools`; None when there is none.
+
+    "auto": free text until a call opens, then that call is constrained. "required", or a tool (by
+    name, or as NamedTool): a call from the first token on, after reasoning where the format has it.
+    """
+    if isinstance(choice, wire.NamedTool) or choice not in ("auto", "none", "required"):
+        name = choice.name if isinstance(choice, wire.NamedTool) else choice
+        tools = [tool for tool in tools if tool.name == name]
+        choice = "required"
+    if not tools or choice == "none":
+        return None
+    tags = [_tag(tool, format) for tool in tools]
+    one = format.one_call or not parallel
+    if choice == "auto":
+        return _dump(
+            {
+                "type": "triggered_tags",
+                "triggers": [format.begin or '{"name": '],
+                "tags": tags,
+                "stop_after_first": one,
+            }
+        )
+    calls: dict[str, Any] = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": one,
+    }
+    return _dump(_after_reasoning(calls, format))
+
+
+def response_tag(schema: dict[str, Any], format: ToolFormat | None = None) -> str:
+    """Return the constraint of an answer that is JSON of `schema`."""
+    answer = {"type": "json_schema", "json_schema": schema, **_COMPACT}
+    return _dump(_after_reasoning(answer, format) if format is not None else answer)
+
+
+# Small models can fill their whole budget with white space.
+_COMPACT = {"max_whitespace_cnt": 2}
+
+
+def _tag(tool: wire.Tool, format: ToolFormat) -> dict[str, Any]:
+    name = json.dumps(tool.name)
+    begin, end = f'{{"name": {name}, "arguments": ', "}"
+    if format.begin:
+        begin, end = f"{format.begin}\n{begin}", f"{end}\n{format.end}"
+    schema = {"type": "object", **tool.parameters}
+    content = {"type": "json_schema", "json_schema": schema, **_COMPACT}
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _after_reasoning(then: dict[str, Any], format: ToolFormat) -> dict[str, Any]:
+    if format.reasoning is None:
+        return then
+    opening, closing = format.reasoning
+    thought = {
+        "type": "tag",
+        "begin": opening,
+        "content": {"type": "any_text", "excludes": [closing]},
+        "end": [closing + "\n\n", closing],
+    }
+    return {"type": "sequence", "elements": [{"type": "optional", "content": thought}, then]}
+
+
+def _dump(format: dict[str, Any]) -> str:
+    return json.dumps({"type": "structural_tag", "format": format}, ensure_ascii=False)

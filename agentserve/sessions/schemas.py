@@ -1,0 +1,100 @@
+"""JSON schemas of tools: refused when they cannot be used, and checked against calls."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import msgspec
+from referencing.exceptions import Unresolvable
+
+from agentserve import wire
+from agentserve.errors import BadToolSchema
+
+_MAX_BYTES = 64 * 1024
+_MAX_DEPTH = 32
+_MAX_ERRORS = 8
+_MAX_ERROR_LENGTH = 300
+_Meta = jsonschema.Draft202012Validator
+
+
+def _no_check(*_: Any) -> None:
+    """Leave a keyword to the grammar."""
+
+
+# A client's pattern could keep Python's backtracking matcher busy for hours.
+_Validator = jsonschema.validators.extend(
+    _Meta, {"pattern": _no_check, "patternProperties": _no_check}
+)
+
+
+def validate_schema(tool: wire.Tool) -> None:
+    """Raise BadToolSchema unless `tool.parameters` is a schema of an object, of bounded size."""
+    where = f"tools.{tool.name}.parameters"
+    schema = tool.parameters
+    if _depth(schema) > _MAX_DEPTH:
+        raise BadToolSchema(f"the schema is nested deeper than {_MAX_DEPTH} levels", param=where)
+    if len(msgspec.json.encode(schema)) > _MAX_BYTES:
+        raise BadToolSchema(f"the schema is larger than {_MAX_BYTES} bytes", param=where)
+    if schema.get("type", "object") != "object":
+        raise BadToolSchema("the parameters of a tool are an object", param=where)
+    if remote := _remote_reference(schema):
+        raise BadToolSchema(f"{remote!r}: only references inside the schema work", param=where)
+    try:
+        _Meta.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        path = ".".join(map(str, error.absolute_path))
+        raise BadToolSchema(
+            _short(f"{path}: {error.message}" if path else error.message), param=where
+        ) from None
+
+
+class SchemaChecker:
+    """Checks arguments against the schemas of `tools`."""
+
+    def __init__(self, tools: Mapping[str, wire.Tool]) -> None:
+        self._tools = tools
+
+    def errors(self, name: str, arguments: dict[str, Any]) -> list[str]:
+        """Return what is wrong with the arguments, readable for a model; empty when nothing is."""
+        tool = self._tools.get(name)
+        if tool is None:
+            return [_short(f"there is no tool {name!r}")]
+        try:
+            found = _Validator(tool.parameters).iter_errors(arguments)
+            return [_describe(error) for error, _ in zip(found, range(_MAX_ERRORS), strict=False)]
+        except (Unresolvable, RecursionError):
+            return ["the schema of the tool refers to something that is not there"]
+
+
+def _describe(error: Any) -> str:
+    path = ".".join(map(str, error.absolute_path))
+    return _short(f"{path}: {error.message}" if path else error.message)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_ERROR_LENGTH else text[: _MAX_ERROR_LENGTH - 3] + "..."
+
+
+def _depth(value: Any) -> int:
+    """Return the nesting depth, without recursion."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        inner: list[Any] = []
+        for item in level:
+            inner += item.values() if isinstance(item, dict) else item
+        level = [item for item in inner if isinstance(item, dict | list)]
+    return depth
+
+
+def _remote_reference(value: Any) -> str | None:
+    """Return a reference that leaves the schema, if there is one."""
+    if isinstance(value, list):
+        return next(filter(None, map(_remote_reference, value)), None)
+    if not isinstance(value, dict):
+        return None
+    for key in ("$ref", "$dynamicRef"):
+        target = value.get(key)
+        if isinstance(target, str) and not target.startswith("#"):
+            return target
+    return next(filter(None, map(_remote_reference, value.values())), None)
