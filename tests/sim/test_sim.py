@@ -1,0 +1,78 @@
+"""The seeded simulation, and that it notices when the engine is broken."""
+
+import pytest
+from counts import COUNTS
+
+from agentserve.engine import sim
+from agentserve.kv.blocks import BlockPool, Slot
+from agentserve.kv.chains import KvCache
+from agentserve.kv.copies import CopyQueue
+from agentserve.kv.prefix import PrefixIndex
+
+pytestmark = pytest.mark.sim
+SEEDS = 200
+
+
+def test_200_seeds_give_the_reference_tokens_and_leave_nothing_locked():
+    total = sim.run_seeds(0, SEEDS)
+    COUNTS["simulation seeds"] += total["seeds"]
+    assert total["seeds"] == SEEDS
+    for what in ("evictions", "preemptions", "forks", "refusals", "cached", "ended by error"):
+        assert total[what] > 0, f"no seed reached {what}"
+
+
+def test_a_seed_replays_exactly():
+    assert sim.run_seeds(7, 1) == sim.run_seeds(7, 1)
+
+
+def test_the_command_prints_its_counts(capsys):
+    sim.main(["--seeds", "3", "--start", "11"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "seeds: 3"
+    assert any(line.startswith("preemptions: ") for line in lines)
+
+
+def lose_copies(self):
+    copies, self._waiting = self._waiting, []
+    self.settle([copy.ticket for copy in copies])
+    return []
+
+
+def match_any_parent(self, digest, parent, tokens, namespace):
+    entries = self._entries.values()
+    return next((e for e in entries if e.tokens == tokens and e.namespace == namespace), None)
+
+
+def cut_without_a_copy(self, chain, keep):
+    chain.length = min(chain.length, keep)
+    for part in chain.groups:
+        del part.blocks[-(-chain.length // self.block_size) :]
+
+
+def leak_on_release(self, slot):
+    if slot.locks > 1 or slot.number:
+        unlock(self, slot)
+
+
+unlock = BlockPool.unlock
+evictable = property(lambda slot: slot.holder is not None and not slot.dependents)
+any_leaf = property(lambda slot: slot.holder is not None and not slot.locks)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (CopyQueue, "take", lose_copies),
+        (PrefixIndex, "_hit", match_any_parent),
+        (KvCache, "cut", cut_without_a_copy),
+        (BlockPool, "unlock", leak_on_release),
+        (Slot, "evictable", evictable),
+        (Slot, "evictable", any_leaf),
+        (BlockPool, "rehang", lambda self, holder, parent: None),
+    ],
+)
+def test_a_broken_engine_does_not_pass(monkeypatch, owner, name, broken):
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any failure will do
+        sim.run_seeds(0, SEEDS)
+    assert "--start" in "".join(caught.value.__notes__)
