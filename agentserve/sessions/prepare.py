@@ -3,12 +3,13 @@
 import random
 from array import array
 from collections.abc import Callable
+from typing import Any
 
 from agentserve.config import ServerSettings
 from agentserve.engine.plan import RunnerInfo, pack
-from agentserve.errors import InvalidRequest
+from agentserve.errors import BadToolSchema, InvalidRequest
 from agentserve.sessions import sampling
-from agentserve.sessions.grammar import response_tag, structural_tag
+from agentserve.sessions.grammar import response_tag, structural_tag, validate_schema
 from agentserve.sessions.ids import CallIds, prompt_call_id
 from agentserve.sessions.mirror import SubmitOptions
 from agentserve.sessions.output import OutputStream
@@ -16,7 +17,7 @@ from agentserve.sessions.prompt import compose, require_room, resolve_input
 from agentserve.sessions.session import Session
 from agentserve.sessions.text import ModelText
 from agentserve.sessions.turn import TurnRun
-from agentserve.wire import NamedTool, Tool, TurnRequest
+from agentserve.wire import NamedTool, ReasoningOut, ResponseFormat, Tool, TurnRequest
 
 
 class TurnPreparer:
@@ -69,7 +70,15 @@ class TurnPreparer:
             mint_item=session.mint_item,
             parallel=request.parallel_tool_calls,
             tools_on=bool(tools),
+            in_reasoning=self._in_reasoning(run),
         )
+
+    def _in_reasoning(self, run: TurnRun) -> bool:
+        head = run.session.head
+        if run.fed.continues is not None and head is not None:
+            output = run.session.tree.entries(head)[-1].output
+            return bool(output) and isinstance(output[-1], ReasoningOut)
+        return self.text.composer.opens_reasoning(run.session.profile.template_options)
 
     def _minter(self, run: TurnRun) -> Callable[[], str]:
         number = int(run.id[2:])
@@ -94,14 +103,12 @@ class TurnPreparer:
     def _grammar(self, request: TurnRequest, tools: list[Tool]) -> str | None:
         answer = request.response_format
         if answer is not None and answer.type == "json_schema":
-            if answer.schema is None:
-                raise InvalidRequest("json_schema needs a schema", param="response_format")
-            return response_tag(answer.schema)
+            return response_tag(answer_schema(answer), self.text.format)
         if not tools:
             return None
-        choice = request.tool_choice
-        named = choice.name if isinstance(choice, NamedTool) else choice
-        return structural_tag(tools, named, self.text.format, request.parallel_tool_calls)
+        return structural_tag(
+            tools, request.tool_choice, self.text.format, request.parallel_tool_calls
+        )
 
 
 def allowed_tools(session: Session, request: TurnRequest) -> list[Tool]:
@@ -119,6 +126,17 @@ def allowed_tools(session: Session, request: TurnRequest) -> list[Tool]:
     if choice == "required" and not allowed:
         raise InvalidRequest("tool_choice needs a tool that may be called", param="tool_choice")
     return [] if choice == "none" else allowed
+
+
+def answer_schema(answer: ResponseFormat) -> dict[str, Any]:
+    """Return the schema of a constrained answer. Raises InvalidRequest."""
+    if answer.schema is None:
+        raise InvalidRequest("json_schema needs a schema", param="response_format.schema")
+    try:
+        validate_schema(Tool(name="answer", parameters=answer.schema))
+    except BadToolSchema as error:
+        raise InvalidRequest(error.message, param="response_format.schema") from None
+    return answer.schema
 
 
 def require_known(known: "set[str] | dict[str, Tool]", names: list[str], param: str) -> None:

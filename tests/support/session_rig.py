@@ -49,6 +49,19 @@ def smollm2_text() -> ModelText:
     return ModelText("smollm2-135m", tokenizer, composer, form)
 
 
+class AnyText:
+    """A grammar factory, and its matcher, that constrain nothing."""
+
+    def compile(self, spec: str) -> "AnyText":
+        return self
+
+    def mask(self) -> None:
+        return None
+
+    def accept(self, token: int) -> None:
+        return None
+
+
 class LockstepLink:
     """An EngineLink whose engine steps when the service waits for events.
 
@@ -80,7 +93,7 @@ class LockstepLink:
         self._incarnation += 1
         runner = OracleRunner(**self._oracle)
         settings = EngineSettings(token_budget=512, check_invariants=True)
-        self.engine = Engine(runner, self._clock, settings)
+        self.engine = Engine(runner, self._clock, settings, AnyText())
         self._outbox.append(Ready(runner.info, self._incarnation))
         self._wake.set()
 
@@ -233,5 +246,3 @@ async def rig(
         with contextlib.suppress(asyncio.CancelledError):
             await pump
         await made.service.close()
-
-
