@@ -23,7 +23,7 @@ from agentserve.sessions.service import SessionService
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 PageSize = Annotated[int, Meta(ge=1, le=1000)]
-EventSeq = Annotated[int, Meta(ge=0, lt=2**63)]
+EventSeq = Annotated[int, Meta(ge=0, le=10**15)]
 
 
 class ListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,30 @@
+"""Engines for tests of the whole server, named by "served_factories:..."."""
+
+import time
+from typing import Any
+
+from agentserve.engine.oracle import build_oracle
+from agentserve.engine.plan import StepPlan
+from agentserve.model.grammar import XGrammarFactory
+
+
+def oracle(options: dict[str, Any]) -> Any:
+    """Return the hash oracle with real grammars; each step takes at least `step_s` seconds."""
+    own = dict(options)
+    directory, step_s = own.pop("directory"), own.pop("step_s", 0.0)
+    runner, _ = build_oracle(own)
+    grammars = XGrammarFactory(directory, own["vocab_size"])
+    return (_Slow(runner, step_s) if step_s else runner), grammars
+
+
+class _Slow:
+    def __init__(self, inner: Any, step_s: float) -> None:
+        self._inner = inner
+        self._step_s = step_s
+        self.info = inner.info
+        self.sample = inner.sample
+        self.collect = inner.collect
+
+    def launch(self, plan: StepPlan) -> Any:
+        time.sleep(self._step_s)
+        return self._inner.launch(plan)
