@@ -105,7 +105,7 @@ class Retry:
     the server counts as the least, cut to `longest_s` as well.
     """
 
-    attempts: int = 6
+    attempts: int = 8
     first_s: float = 0.25
     longest_s: float = 10.0
 

@@ -16,6 +16,7 @@ from agentserve.client.background import BackgroundLoop
 
 URL = "http://127.0.0.1"
 _BUFFERED_CHUNKS = 64
+_READY_POLL_S = 0.02
 
 Message: TypeAlias = MutableMapping[str, Any]
 App: TypeAlias = Callable[
@@ -24,11 +25,20 @@ App: TypeAlias = Callable[
 ]
 
 
-def start(model: str, settings: dict[str, Any]) -> "Server":
-    """Build the server for `model` and wait until it has started."""
+def start(model: str, settings: dict[str, Any], load_timeout_s: float = 600.0) -> "Server":
+    """Build the server for `model` and wait until it is loaded.
+
+    Raises RuntimeError with the reason when it is not after `load_timeout_s`.
+    """
     from agentserve import assembly
 
-    return Server(assembly.build_app(model, in_process=True, **settings))
+    server = Server(assembly.build_app(model, in_process=True, **settings))
+    try:
+        server.submit(server.until_ready(load_timeout_s)).result()
+    except BaseException:
+        server.close()
+        raise
+    return server
 
 
 class Server:
@@ -51,6 +61,20 @@ class Server:
     def exchange(self, request: httpx.Request, body: bytes) -> "Exchange":
         """Return a request that is ready to be started."""
         return Exchange(self.app, _scope(request, self.lifespan.state), body)
+
+    async def until_ready(self, timeout_s: float) -> None:
+        """Ask /ready until it agrees. Raises RuntimeError with its last answer."""
+        give_up = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            exchange = self.exchange(httpx.Request("GET", f"{URL}/ready"), b"")
+            head = await exchange.start()
+            answer = await exchange.chunk()
+            await exchange.close()
+            if head.status == 200:
+                return
+            if asyncio.get_running_loop().time() > give_up:
+                raise RuntimeError(f"the model is not ready: {answer.decode()}")
+            await asyncio.sleep(_READY_POLL_S)
 
     def close(self) -> None:
         """Run the app's shutdown and end the loop."""

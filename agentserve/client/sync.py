@@ -62,7 +62,7 @@ class Client:
 
     @classmethod
     def embedded(cls, model: str = "smollm2-135m", **settings: Any) -> Self:
-        """Return a client of a server inside this process, without a socket.
+        """Load `model` and return a client of a server inside this process, without a socket.
 
         `settings` are those of `agentserve.assembly.build_app`. `close` ends the server.
         """

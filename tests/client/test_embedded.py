@@ -22,12 +22,14 @@ class App:
         self.go_on = threading.Event()
         self.left = threading.Event()
         self.stopped = False
+        self.asked = 0
         self.asgi = Starlette(
             routes=[
                 Route("/echo/{word}", self.echo, methods=["POST"]),
                 Route("/parts", self.parts),
                 Route("/many", self.many),
                 Route("/waits", self.waits),
+                Route("/ready", self.ready),
                 Route("/breaks", self.breaks),
                 Route("/breaks_late", self.breaks_late),
             ],
@@ -75,6 +77,10 @@ class App:
             self.left.set()
 
         return StreamingResponse(body())
+
+    async def ready(self, request: Request) -> JSONResponse:
+        self.asked += 1
+        return JSONResponse({"asked": self.asked}, status_code=200 if self.asked == 3 else 503)
 
     async def breaks(self, request: Request) -> JSONResponse:
         raise ZeroDivisionError("broken")
@@ -141,6 +147,15 @@ def test_closing_the_client_runs_the_shutdown_once(app):
     assert not app.stopped
     client.close()
     assert app.stopped
+    server.close()
+
+
+def test_a_server_is_asked_until_it_is_ready(app):
+    server = Server(app.asgi)
+    server.submit(server.until_ready(10)).result()
+    assert app.asked == 3
+    with pytest.raises(RuntimeError, match=r'not ready: \{"asked":4\}'):
+        server.submit(server.until_ready(0)).result()
     server.close()
 
 

@@ -179,7 +179,7 @@ def test_a_turn_that_shall_continue_or_may_be_queued_is_not_cancelled(options):
 
 @pytest.mark.parametrize("answer", [refused(409, "session_busy"), ConnectionError()])
 def test_a_cancel_that_fails_does_not_hide_the_interrupt(answer):
-    script = Script(KeyboardInterrupt(), *[answer] * 6)
+    script = Script(KeyboardInterrupt(), *[answer] * 8)
     with pytest.raises(KeyboardInterrupt):
         script.drive(session().step("x", {}))
 
@@ -225,7 +225,7 @@ def test_a_lost_stream_goes_on_after_the_last_whole_event(lost):
 
 
 def test_a_stream_that_brings_nothing_again_and_again_is_given_up():
-    script = Script(*[opened(), b""] * 6)
+    script = Script(*[opened(), b""] * 8)
     with pytest.raises(ConnectionError, match="cannot be taken up again"):
         read_all(script, session())
 
