@@ -113,6 +113,10 @@ def compose(session: Session, text: ModelText, fed: Fed, *, generates: bool) -> 
         if not fed.messages and (fed.continues or not generates):
             return _continued_prompt(session, text, head)
     whole = conversation(session, session.tree.messages(head), fed.messages)
+    if not any(message.role != "system" for message in whole.messages) and (
+        generates or not whole.messages
+    ):
+        raise InvalidRequest("there is nothing to generate from", param="input")
     if anchor is not None:
         glue = _glue(session, text, whole, anchor, generates)
         if glue is not None:
@@ -185,8 +189,6 @@ def require_room(session: Session, prompt: Prompt, info: RunnerInfo, reserve: in
             limit=limit,
             over=over,
         )
-    if not prompt.log:
-        raise InvalidRequest("there is nothing to generate from", param="input")
     capacity = info.num_blocks * info.block_size
     if total + 1 > capacity:
         raise ExceedsKvCapacity(

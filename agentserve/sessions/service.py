@@ -1,6 +1,7 @@
 """The native API as methods: one for each route of API.md."""
 
 import asyncio
+import contextlib
 import itertools
 import random
 
@@ -80,6 +81,7 @@ class SessionService:
         self._link = link
         self._store = store
         self._clock = clock
+        self._drain_s = settings.drain_s
         self._turn_numbers = itertools.count(1)
 
     # Life
@@ -124,11 +126,16 @@ class SessionService:
         )
 
     async def drain(self) -> None:
-        """Take no new turns and wait until the open ones have ended."""
+        """Take no new turns, give the open ones `drain_s` to end, then cancel what is left."""
         self.driver.draining = True
-        for session in self._registry.all():
-            for run in session.open_runs():
-                await run.handle.result()
+        runs = [run for session in self._registry.all() for run in session.open_runs()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_s):
+                for run in runs:
+                    await run.handle.result()
+        for run in runs:
+            await self.driver.cancel(run, "none")
+            await run.handle.result()
 
     async def close(self) -> None:
         """Stop the engine."""
@@ -219,8 +226,10 @@ class SessionService:
 
     async def _close(self, session: Session) -> None:
         session.closed = True
-        for run in session.open_runs():
+        runs = session.open_runs()
+        for run in reversed(runs):
             await self.driver.cancel(run, "none")
+        for run in runs:
             await run.handle.result()
         session.staged.clear()
         self._link.send(Close(session.mirror.sequence))
