@@ -40,6 +40,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default_max_output_tokens: int = 1024
     allow_force: bool = False  # `debug.force` is accepted (replay)
     disconnect_grace_s: float = 5.0
+    drain_s: float = 5.0  # open turns get so long when the server stops; then they are cancelled
     ping_s: float = 15.0
     body_timeout_s: float = 30.0  # a whole request body must arrive within
     send_timeout_s: float = 30.0  # a reader that takes nothing for so long is dropped

@@ -78,12 +78,6 @@ def serve(  # noqa: PLR0913 - one argument per command line option
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    listener = listen(host, port)
-    directory = prepare(model, show_progress)
-    backend = torch_backend(
-        ModelSettings(directory=str(directory), dtype=dtype, kv_bytes=kv_device, threads=threads),
-        in_process=engine == "thread",
-    )
     settings = ServerSettings(
         host=host,
         port=port,
@@ -93,7 +87,13 @@ def serve(  # noqa: PLR0913 - one argument per command line option
         reserve_output=reserve_output,
         allow_force=allow_force,
     )
-    run(assemble(directory, backend, settings), listener, typer.echo)
+    with listen(host, port) as listener:
+        directory = str(prepare(model, show_progress))
+        backend = torch_backend(
+            ModelSettings(directory=directory, dtype=dtype, kv_bytes=kv_device, threads=threads),
+            in_process=engine == "thread",
+        )
+        run(assemble(Path(directory), backend, settings), listener, typer.echo)
 
 
 def check_exposure(host: str, keys: Sequence[str]) -> None:

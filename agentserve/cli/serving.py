@@ -13,7 +13,7 @@ import uvicorn
 from agentserve.assembly import Assembly
 from agentserve.cli.options import CommandFailed, format_size
 
-DRAIN_S = 5.0
+DRAIN_S = 8.0  # what the sessions take for themselves, and some more
 GRACE_S = 3
 SHUTDOWN_S = 10.0
 POLL_S = 0.05

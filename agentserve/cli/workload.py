@@ -80,7 +80,14 @@ def replay(  # noqa: PLR0913 - one argument per command line option
     )
 
 
-def demo(free: Free = False, model: Model = DEFAULT_MODEL, json_path: JsonFile = None) -> None:
+def demo(
+    free: Free = False,
+    turns: Annotated[
+        int | None, typer.Option(min=1, help="Only so many of the 100 turns.", show_default=False)
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    json_path: JsonFile = None,
+) -> None:
     """Start a server, replay a coding agent's 100 turns on it, and report.
 
     The assistant's words are those of the scenario, decoded step by step as if sampled, so that a
@@ -88,4 +95,4 @@ def demo(free: Free = False, model: Model = DEFAULT_MODEL, json_path: JsonFile =
     """
     from agentserve.demo import run_demo
 
-    run_demo(model=model, free=free, json_path=json_path)
+    run_demo(model=model, free=free, turns=turns, json_path=json_path)

@@ -24,7 +24,7 @@ def main() -> None:
     if "slow" in sys.argv:
         factory, extra = "seam_factories:slow", {"step_s": 0.05}
     backend = Backend(factory, options | extra, in_process="thread" in sys.argv)
-    server = ServerSettings(allow_force=True)
+    server = ServerSettings(allow_force=True, drain_s=0.5)
     listener = listen("127.0.0.1", 0)
     run(assemble(prepare("smollm2-135m"), backend, server), listener, lambda line: say(line))
     say(f"torch imported: {'torch' in sys.modules}")
