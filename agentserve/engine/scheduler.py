@@ -109,7 +109,8 @@ class Scheduler:
             "INV-10: a sequence has two turns",
         )
         ages = [turn.arrival for turn in self.running]
-        require(ages == sorted(ages), "INV-06: running turns are not in order of age")
+        ages += [turn.arrival for turn in self.waiting]
+        require(ages == sorted(ages), "INV-09: a turn was overtaken")
         for turn in turns:
             require(turn.sequence.turn is turn, "INV-10: a turn and its sequence disagree")
             require(turn.pending >= 0, "INV-04: more KV than tokens")

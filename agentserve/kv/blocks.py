@@ -17,7 +17,7 @@ Only the pool changes lock counts. What `take` and `lock` return must be given b
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
@@ -167,10 +167,17 @@ class BlockPool:
     def lock(self, holder: Block) -> Slot:
         """Lock the copy of `holder`, which must be resident."""
         slot = holder.copies[self.tier]
-        if not slot.locks:
-            self.locked += 1
-        slot.locks += 1
+        self.lock_all((holder,))
         return slot
+
+    def lock_all(self, holders: Iterable[Block]) -> None:
+        """Lock the copies of `holders`, which must be resident."""
+        tier = self.tier
+        for holder in holders:
+            slot = holder.copies[tier]
+            if not slot.locks:
+                self.locked += 1
+            slot.locks += 1
 
     def unlock(self, slot: Slot) -> None:
         """Give back one lock; the last one makes the slot cached, or free when it is doomed."""
@@ -180,12 +187,18 @@ class BlockPool:
             return
         self.locked -= 1
         self.releases += 1
-        self._tick += 1
         slot.last_used = self._tick
         if slot.doomed:
             self._clear(slot)
-        else:
+        elif not slot.dependents:
             self._enqueue(slot)
+
+    def unlock_all(self, holders: Iterable[Block]) -> None:
+        """Give back one lock of each; from now on they count as used just now."""
+        self._tick += 1
+        tier = self.tier
+        for holder in holders:
+            self.unlock(holder.copies[tier])
 
     def drop(self, holder: Block) -> None:
         """Free the copy of `holder`, if there is one: now, or at its last unlock."""

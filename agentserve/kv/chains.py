@@ -123,6 +123,7 @@ class KvCache:
         full, rest = divmod(child.length, self.block_size)
         for part, twig in zip(chain.groups, child.groups, strict=True):
             twig.blocks = part.blocks[:full]
+            twig.straight = part.straight
             if rest:
                 twig.branch = part.blocks[full] if full < len(part.blocks) else part.branch
         if rest and child.groups[0].branch is None and not self._copy_tails(chain, child, rest):
@@ -212,8 +213,7 @@ class KvCache:
         chain.capacity = 0
         for part, group in zip(chain.groups, self._groups, strict=True):
             pool = group.pool
-            for block in (*part.blocks, *part.aside, *part.tails):
-                pool.unlock(block.copies[TIER])
+            pool.unlock_all((*part.blocks, *part.aside, *part.tails))
             part.aside.clear()
             part.announced = 0
             for tail in part.tails:
@@ -229,8 +229,7 @@ class KvCache:
         written = [part.blocks[kept:] for part in chain.groups]
         for blocks, group in zip(written, self._groups, strict=True):
             for block in blocks:
-                block.condemned = True
-                group.index.remove(block)
+                group.index.condemn(block)
         self.release(chain)
         self.cut(chain, kept * self.block_size)
         for blocks, group in zip(written, self._groups, strict=True):
@@ -281,9 +280,11 @@ class KvCache:
         index = self._groups[number].index
         part.blocks = found.blocks
         part.branch = None
+        part.straight = True
+        pool.lock_all(found.blocks)
         for block in found.blocks:
-            pool.lock(block)
-            index.intern(block)
+            if not block.indexed:
+                index.intern(block)
         last = found.blocks[-1] if found.blocks else None
         source, count = found.source, found.count
         if isinstance(source, Tail):
@@ -344,6 +345,7 @@ class KvCache:
             return last
         group.pool.lock(entry)
         part.aside.append(entry)
+        part.straight = False
         return entry
 
     def _capacity(self, part: GroupChain) -> int:

@@ -14,13 +14,15 @@ class GroupChain:
     """A sequence's blocks in one KV group.
 
     `branch` is a full block whose first tokens go on where `blocks` end: the chain was cut inside
-    it. It is copied to a tail before anything is written.
+    it. It is copied to a tail before anything is written. `aside` are entries that stand in for
+    twins among `blocks`; `straight` says that each block hangs from the one before it.
     """
 
     blocks: list[LogicalBlock] = field(default_factory=list)
     tails: list[Tail] = field(default_factory=list)
     branch: LogicalBlock | None = None
     aside: list[LogicalBlock] = field(default_factory=list)
+    straight: bool = True
     announced: int = 0  # entries of the block table that the runner knows
 
     @property
@@ -54,12 +56,15 @@ class Found:
 
     def missing(self, pool: BlockPool, wanted: int) -> int:
         """Return how many slots are missing to `wanted` blocks once all of this is locked."""
-        held: list[Block] = [*self.blocks]
+        held = len(self.blocks) + (self.source is not None)
+        new = wanted - held + self.is_copy
+        if new <= pool.available - held:  # also if nothing of it is locked yet
+            return 0
+        holders: list[Block] = [*self.blocks]
         if self.source is not None:
-            held.append(self.source)
-        newly_locked = sum(1 for holder in held if not holder.copies[TIER].locks)
-        table = len(held) - (1 if self.is_copy else 0)
-        return wanted - table - (pool.available - newly_locked)
+            holders.append(self.source)
+        newly_locked = sum(1 for holder in holders if not holder.copies[TIER].locks)
+        return new - (pool.available - newly_locked)
 
 
 def find(
@@ -99,6 +104,10 @@ def find(
 
 
 def _own(part: GroupChain, index: PrefixIndex) -> list[LogicalBlock]:
+    """Return the chain's leading blocks that can be used, as entries where there are any."""
+    last = part.blocks[-1] if part.blocks else None
+    if last is not None and last.indexed and part.straight and not index.condemned:
+        return part.blocks.copy()  # a leaf is evicted before what it hangs from: all is resident
     blocks: list[LogicalBlock] = []
     parent: LogicalBlock | None = None
     for block in part.blocks:

@@ -28,6 +28,7 @@ class PrefixIndex:
         self._identity_bytes = identity.encode()
         self._digest = digest
         self._entries: dict[bytes, LogicalBlock] = {}
+        self.condemned = 0  # blocks that failed steps wrote, since the start
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -70,6 +71,12 @@ class PrefixIndex:
         if block.indexed:
             block.indexed = False
             del self._entries[block.digest]
+
+    def condemn(self, block: LogicalBlock) -> None:
+        """Never match `block` again: the step that wrote it failed."""
+        block.condemned = True
+        self.condemned += 1
+        self.remove(block)
 
     def cleared(self, holder: Block) -> None:
         """Forget `holder` if its last copy is gone."""

@@ -41,6 +41,7 @@ def moves(driver: Driver) -> list[str]:
     turns = [q.turn for q in driver.engine._sequences.values() if q.turn is not None]
     busy = {turn.sequence.id for turn in turns}
     submits = [f"submit {s}" for s in PROMPTS if s not in busy]
+    submits += [f"append {s}" for s in driver.engine._sequences if s not in busy]
     return submits + [f"cancel {t.id}" for t in turns] + (["step"] if driver.engine.busy else [])
 
 
@@ -48,6 +49,9 @@ def apply(driver: Driver, move: str) -> None:
     name, _, number = move.partition(" ")
     if name == "submit":
         driver.submit(int(number), PROMPTS[int(number)], max_tokens=4)
+    elif name == "append":
+        log = driver.engine._sequences[int(number)].log
+        driver.submit(int(number), [5], keep=len(log), max_tokens=2)
     elif name == "cancel":
         driver.engine.apply(Cancel(int(number)))
     else:

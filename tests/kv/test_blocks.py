@@ -13,8 +13,14 @@ def block(parent: LogicalBlock | None = None) -> LogicalBlock:
 
 def cached(pool: BlockPool, parent: LogicalBlock | None = None) -> LogicalBlock:
     holder = block(parent)
-    pool.unlock(pool.take(holder))
+    pool.take(holder)
+    pool.unlock_all([holder])
     return holder
+
+
+def use(pool: BlockPool, holder) -> None:
+    pool.lock_all([holder])
+    pool.unlock_all([holder])
 
 
 def test_free_cached_and_locked_slots_add_up_to_the_total():
@@ -35,7 +41,7 @@ def test_no_room_is_a_value_when_every_slot_is_locked():
 def test_the_least_recently_used_block_is_evicted_first():
     pool = pool_of(2)
     old, new = cached(pool), cached(pool)
-    pool.unlock(pool.lock(old))
+    use(pool, old)
     pool.take(block())
     assert old.copies
     assert not new.copies
@@ -48,8 +54,8 @@ def test_a_block_with_a_resident_child_outlives_the_child():
     parent = cached(pool)
     child = cached(pool, parent)
     young = cached(pool)
-    pool.unlock(pool.lock(child))
-    pool.unlock(pool.lock(young))
+    use(pool, child)
+    use(pool, young)
     pool.take(block())
     assert parent.copies
     assert not child.copies
@@ -106,7 +112,7 @@ def test_the_eviction_queue_stays_as_small_as_the_pool():
     holders = [cached(pool) for _ in range(3)]
     for _ in range(100):
         for holder in holders:
-            pool.unlock(pool.lock(holder))
+            use(pool, holder)
     assert len(pool._queue) <= 3
     pool.check()
 

@@ -83,6 +83,5 @@ def test_a_block_after_an_unindexed_one_is_not_indexed():
 def test_a_condemned_block_is_never_indexed_again():
     index = PrefixIndex("m")
     block = entry(index, None, [1])
-    block.condemned = True
-    index.remove(block)
+    index.condemn(block)
     assert index.intern(block) is None

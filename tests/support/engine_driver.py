@@ -9,7 +9,6 @@ from agentserve.engine.messages import Finished, Refused, Started, Submit, Token
 from agentserve.engine.oracle import OracleRunner, oracle_next
 from agentserve.engine.plan import StepPlan, pack
 from agentserve.kv.chains import KvCache
-from agentserve.kv.prefix import sha256
 
 VOCAB = 256
 
