@@ -189,7 +189,9 @@ class SessionService:
         sessions = self._registry.of(principal)
         if after is not None:
             ids = [session.id for session in sessions]
-            sessions = sessions[ids.index(after) + 1 :] if after in ids else []
+            if after not in ids:
+                raise InvalidRequest("no such session: list from the start again", param="after")
+            sessions = sessions[ids.index(after) + 1 :]
         found = [
             info
             for info in map(self._info, sessions)
