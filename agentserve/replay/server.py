@@ -2,12 +2,14 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO
+from types import FrameType
+from typing import IO, NoReturn
 
 READY = re.compile(r"agentserve is ready: (\S+)")
 STOP_SECONDS = 15.0
@@ -22,7 +24,8 @@ class ServerFailed(OSError):
 def own_server(model: str, *options: str) -> Iterator[str]:
     """Serve `model` on a free port with forced outputs allowed, and yield the server's address.
 
-    The server is stopped when the context ends. Raises ServerFailed when it does not start.
+    The server is stopped when the context ends, also by SIGTERM. For the main thread only.
+    Raises ServerFailed when it does not start.
     """
     command = [sys.executable, "-m", "agentserve", "serve", model, "--port", "0"]
     command += ["--allow-force", "--log-level", "warning", *options]
@@ -36,10 +39,12 @@ def own_server(model: str, *options: str) -> Iterator[str]:
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
             start_new_session=True,  # Ctrl-C reaches this process only, which then stops the server
         )
+        terminated = signal.signal(signal.SIGTERM, _exit)
         try:
             yield _address(process, errors)
         finally:
             _stop(process)
+            signal.signal(signal.SIGTERM, terminated)
 
 
 def _address(process: "subprocess.Popen[str]", errors: IO[str]) -> str:
@@ -51,6 +56,11 @@ def _address(process: "subprocess.Popen[str]", errors: IO[str]) -> str:
     errors.seek(0)
     written = errors.read()[-ERROR_CHARACTERS:].strip()
     raise ServerFailed(f"the server ended with status {status} before it was ready: {written}")
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    """Unwind, so that the server is stopped."""
+    raise SystemExit(128 + number)
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:

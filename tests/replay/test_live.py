@@ -86,7 +86,11 @@ async def test_a_generated_workload_is_replayed_too(url):
     scenarios = generate(Workload(sessions=3, turns=4, prompt=60, new=20, output=24, gap=0.01))
     report, _ = await play(url, *scenarios)
     assert report.totals().turns == 12
-    assert report.totals().prefill_computed == report.totals().new_tokens
+    for record in report.records:
+        if record.index == 1:  # the shared prompt may be there already
+            assert record.prefill_computed <= record.new_tokens
+        else:
+            assert record.prefill_computed == record.new_tokens
 
 
 async def test_a_model_left_to_itself_still_gets_to_the_end_of_the_story(url, story):
