@@ -42,6 +42,7 @@ class Backend:
 class Assembly:
     """A server that is put together and not started: the app's lifespan starts the engine."""
 
+    name: str
     link: SupervisedLink
     service: SessionService
     app: Starlette
@@ -75,7 +76,7 @@ def assemble(
     link = form(backend.factory, backend.options, engine or EngineSettings(), clock)
     text = load_text(directory, server.model_name)
     service = SessionService(link, text, MemoryStore(), server, clock, random.SystemRandom())
-    return Assembly(link, service, create_app(service, server, clock))
+    return Assembly(text.name, link, service, create_app(service, server, clock))
 
 
 def build_app(

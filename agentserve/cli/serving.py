@@ -130,6 +130,6 @@ def _ready_line(assembly: Assembly, listener: socket.socket) -> str:
     tokens = info.num_blocks * info.block_size
     size = info.num_blocks * sum(group.block_bytes for group in info.groups)
     return (
-        f"agentserve is ready: {url}  model {info.model} ({info.dtype}, {info.device})  "
+        f"agentserve is ready: {url}  model {assembly.name} ({info.dtype}, {info.device})  "
         f"context {info.max_context} tokens  KV {tokens} tokens ({format_size(size)})"
     )
