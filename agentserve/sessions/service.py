@@ -10,7 +10,7 @@ import msgspec
 from agentserve.clock import Clock
 from agentserve.config import ServerSettings
 from agentserve.engine.messages import Close, EngineLink, Hint, Stats
-from agentserve.errors import ModelNotFound, TurnNotFound
+from agentserve.errors import InvalidRequest, ModelNotFound, TurnNotFound
 from agentserve.sessions import records, sampling
 from agentserve.sessions.driver import Counters, TurnDriver
 from agentserve.sessions.handle import TurnHandle, finished_handle
@@ -336,11 +336,12 @@ class SessionService:
         """Replace the history; with `prefill` the answer comes when its KV is computed."""
         session = self._registry.open(principal, session_id)
         answer = await self._heads.history(session, request)
-        if request.prefill and not session.pending():
+        head = session.head
+        wanted = head is not None and head.kv_length < head.length and not head.pending
+        if request.prefill and wanted:
             prefill = TurnRequest(input=[], max_output_tokens=0)
             handle = await self.start_turn(principal, session_id, prefill)
             await handle.result()
-            answer.head = session.head_id
         return answer
 
     async def rollback(
