@@ -21,7 +21,7 @@ from agentserve.engine.messages import (
     Stats,
     Tokens,
 )
-from agentserve.engine.plan import RunnerInfo
+from agentserve.engine.plan import RunnerInfo, SamplingParams
 from agentserve.errors import (
     AgentserveError,
     ContextFull,
@@ -39,7 +39,7 @@ from agentserve.sessions.prompt import compose
 from agentserve.sessions.session import Session
 from agentserve.sessions.store import Store
 from agentserve.sessions.tree import TurnNode
-from agentserve.sessions.turn import Outcome, TurnRun
+from agentserve.sessions.turn import Outcome, TurnRun, error_body
 from agentserve.wire import Context, ErrorEvent, Turn, TurnDone, TurnQueued
 
 log = logging.getLogger("agentserve.turns")
@@ -62,6 +62,14 @@ class Counters(msgspec.Struct):
     recomputed: dict[str, int] = {}  # tokens by reason
     output_tokens: int = 0
     engine_restarts: int = 0
+
+
+class CommitRecord(msgspec.Struct, frozen=True):
+    """What the store holds of a turn that ended: what was told, and the state that it left."""
+
+    turn: Turn
+    node: TurnNode | None
+    sampling: SamplingParams | None
 
 
 class TurnDriver:
@@ -179,11 +187,13 @@ class TurnDriver:
             await self._on_refused(run, event)
 
     async def _on_refused(self, run: TurnRun, event: Refused) -> None:
-        run.session.mirror.forget()
+        mirror = run.session.mirror
         if event.code == "unknown_sequence" and not run.resubmitted:
+            mirror.forget()
             run.resubmitted = run.restarted = True
             self._submit(run)
             return
+        mirror.refused()
         error = _REFUSALS.get(event.code, EngineError)(event.message)
         await self._end(run, None, error)
 
@@ -197,20 +207,27 @@ class TurnDriver:
         session.running = run
         try:
             await self._store.accept(session.key, run.id, msgspec.msgpack.encode(run.request))
-        except StoreFull:
+        except StoreFull as full:
             session.running = None
+            self._refuse(run, full)
             await self.advance(session)
             raise
         session.keep_handle(run.handle)
         await self._launch(run)
+
+    def _refuse(self, run: TurnRun, error: AgentserveError) -> None:
+        """End the handle of a turn that was not accepted, for whoever already waits on it."""
+        turn = run.turn(Outcome("failed", None, "none", error), self._context(run.session, None))
+        run.handle.end(turn, ErrorEvent(error_body(error)))
 
     async def _enqueue(self, run: TurnRun) -> None:
         session = run.session
         self._queued[run.number] = run
         try:
             await self._store.accept(session.key, run.id, msgspec.msgpack.encode(run.request))
-        except StoreFull:
+        except StoreFull as full:
             del self._queued[run.number]
+            self._refuse(run, full)
             raise
         session.keep_handle(run.handle)
         if run.request.when_busy == "interrupt":
@@ -219,7 +236,7 @@ class TurnDriver:
                 await self.cancel(session.running, "none")
         else:
             session.queue.append(run)
-        run.handle.publish(TurnQueued(len(session.queue)))
+        run.handle.publish(TurnQueued(session.queue.index(run) + 1))
         await self.advance(session)
 
     async def advance(self, session: Session) -> None:
@@ -297,18 +314,20 @@ class TurnDriver:
         node, tokens = self._node(run, outcome, finished)
         run.timing.total = round((self._clock.monotonic() - run.accepted_at) * 1000)
         turn = run.turn(outcome, self._context(session, node))
-        record = msgspec.msgpack.encode(turn)
+        sampling = run.options.sampling if run.options is not None else None
+        record = msgspec.msgpack.encode(CommitRecord(turn, node, sampling))
         try:
             await self._store.commit(session.key, run.id, record)
         except StoreFull as full:
             node, outcome = None, Outcome("failed", None, "none", full)
             turn = run.turn(outcome, self._context(session, None))
+        dropped: list[str] = []
         if node is not None:
-            dropped = session.tree.add(node.with_record(record), tokens)
+            dropped = session.tree.add(node.with_turn(turn), tokens)
             session.drop_staged()
             session.last_active = self._clock.time()
-        else:
-            dropped = session.lose(run.id)
+        if node is None or node.id != run.id:
+            dropped += session.lose(run.id)
         for old in dropped:
             await self._store.forget(session.key, old)
         session.add_usage(turn.usage)
@@ -329,6 +348,8 @@ class TurnDriver:
             if finished is None:
                 computed = len(run.prompt.log) + max(0, len(run.generated) - 1)
             return run.node(outcome, computed)
+        if not run.fed.messages:
+            return run.prefilled_head(computed), None
         kept = run.prompt.log
         if not run.prefills_only:
             kept = compose(run.session, self.preparer.text, run.fed, generates=False).log

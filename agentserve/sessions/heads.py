@@ -135,7 +135,7 @@ class HeadMoves:
             session.profile.tools_version -= 1
             raise
         assert edit.node is not None
-        session.tree.replace(edit.node, edit.log)
+        session.tree.add(edit.node, edit.log)
         return edit.answer
 
     async def fork(self, source: Session, request: ForkRequest) -> list[Session]:

@@ -34,6 +34,7 @@ class Mirror:
         self.lost = False  # the KV was lost with an engine since the last submit
         self._namespace = namespace
         self._incarnation = 0
+        self._undo: tuple[int, array[int], int] = (0, array("i"), 0)
 
     def forget(self) -> None:
         """Note that the engine no longer has the sequence."""
@@ -52,6 +53,7 @@ class Mirror:
         keep = common_prefix(self.tokens, log)
         if keep == 0:
             self.generation += 1
+        self._undo = (keep, self.tokens[keep:], self.kv_length)
         del self.tokens[keep:]
         tail = log[keep:]
         self.tokens.extend(tail)
@@ -69,6 +71,11 @@ class Mirror:
             grammar=options.grammar,
             force=options.force,
         )
+
+    def refused(self) -> None:
+        """Take back the last submit, which the engine refused: it changed nothing there."""
+        keep, tail, self.kv_length = self._undo
+        self.tokens[keep:] = tail
 
     def settle(self, log_length: int, kv_length: int) -> None:
         """Take the log with which the engine ended a turn."""

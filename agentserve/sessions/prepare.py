@@ -49,6 +49,8 @@ class TurnPreparer:
         force = self._forced(request)
         grammar = self._grammar(request, tools)
         run.previous = session.head_id
+        if run.previous is None:
+            run.warnings = list(self.text.composer.warnings)
         run.fed = resolve_input(session, request.input, request.on_pending)
         generates = not run.prefills_only
         run.prompt = compose(session, self.text, run.fed, generates=generates)

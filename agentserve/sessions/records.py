@@ -3,6 +3,7 @@
 import msgspec
 
 from agentserve.errors import TurnNotFound
+from agentserve.sessions.driver import CommitRecord
 from agentserve.sessions.session import Session
 from agentserve.sessions.store import Store
 from agentserve.sessions.tree import Entry
@@ -33,7 +34,7 @@ async def turn(session: Session, turn_id: str, store: Store, limit: int) -> Turn
     if node is not None:
         return Turn(turn_id, session.id, previous, "completed", context)
     if record := await store.load(session.key, turn_id):
-        return msgspec.msgpack.decode(record, type=Turn)
+        return msgspec.msgpack.decode(record, type=CommitRecord).turn
     raise TurnNotFound(f"no turn {turn_id!r} in this session", param="turn")
 
 

@@ -76,6 +76,11 @@ class Registry:
         session = self._sessions.get((principal, request.id))
         if session is None:
             return None
+        if session.closed:
+            raise SessionExists(
+                f"the session {request.id!r} is closed and keeps its transcript: delete it first",
+                param="id",
+            )
         if self._bodies.get((principal, request.id)) != _digest(request):
             raise SessionExists(
                 f"the session {request.id!r} was created with another body", param="id"

@@ -12,7 +12,7 @@ import msgspec
 
 from agentserve.engine.plan import unpack
 from agentserve.sessions.conversation import Message
-from agentserve.wire import Item, OutputItem, PendingCall, Recomputed
+from agentserve.wire import Item, OutputItem, PendingCall, Recomputed, Turn
 
 MAX_BRANCH_NODES = 256  # nodes kept outside the head's path
 
@@ -78,11 +78,15 @@ class TurnNode(msgspec.Struct, frozen=True):
         """Entries in the history."""
         return self.keep_entries + len(self.entries)
 
-    def with_record(self, record: bytes) -> "TurnNode":
-        """Return this node with the record of its one entry."""
-        (entry,) = self.entries
-        own = msgspec.structs.replace(entry, record=record)
-        return msgspec.structs.replace(self, entries=(own,))
+    def with_turn(self, turn: Turn) -> "TurnNode":
+        """Return this node with the answer that its own turn gave."""
+        entries = tuple(
+            msgspec.structs.replace(entry, record=msgspec.msgpack.encode(turn))
+            if entry.turn == turn.id
+            else entry
+            for entry in self.entries
+        )
+        return msgspec.structs.replace(self, entries=entries)
 
 
 class TurnTree:
@@ -102,7 +106,14 @@ class TurnTree:
         return tree
 
     def add(self, node: TurnNode, log: "array[int] | None" = None) -> list[str]:
-        """Make `node` the head and return the ids of the nodes that were pruned."""
+        """Make `node` the head and return the ids of the nodes that were pruned.
+
+        A node of the head's own id takes its place: it differs in its counts or in its log only.
+        """
+        if self.head is not None and node.id == self.head.id:
+            self._log = (node.id, self.log(self.head) if log is None else log)
+            self.nodes[node.id] = self.head = node
+            return []
         known, messages = self._messages
         parent = self.nodes[node.parent] if node.parent is not None else None
         if known == node.parent and node.keep_entries == (parent.count if parent else 0):
@@ -112,12 +123,6 @@ class TurnTree:
         if log is not None:
             self._log = (node.id, log)
         return self._prune()
-
-    def replace(self, node: TurnNode, log: "array[int]") -> None:
-        """Put `node` in the place of the head of the same id and history: only its log differs."""
-        self.nodes[node.id] = node
-        self.head = node
-        self._log = (node.id, log)
 
     def move(self, node: TurnNode | None) -> None:
         """Make a node of this tree the head."""

@@ -97,6 +97,7 @@ class TurnRun:
     prompt_ids: dict[str, str] = field(default_factory=dict)  # wire call id -> the template's
     usage: Usage = field(default_factory=Usage)
     timing: Timing = field(default_factory=Timing)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def prefills_only(self) -> bool:
@@ -206,7 +207,8 @@ class TurnRun:
             self.timing.prefill = round(finished.prefill_s * 1000)
             self.timing.decode = round(finished.decode_s * 1000)
             if finished.recomputed:
-                self.usage.recomputed.append(Recomputed(finished.recomputed, "preempted"))
+                preempted = Recomputed(finished.recomputed, "preempted")
+                self.usage.recomputed = [*self.usage.recomputed, preempted]
 
     def sealed(self) -> Mark:
         """Return the last sent call that has a staged result."""
@@ -259,10 +261,18 @@ class TurnRun:
         head = self.session.head
         current = head is not None and head.tools_version == self.session.profile.tools_version
         anchor = head.anchor if head is not None and current else None
-        continuable = head is not None and head.continuable and not self.fed.messages
         kv_length = min(kv_length, common_prefix(self.prompt.log, log))
         entry = self._entry([], self.fed.messages, ())
-        return self._node(log, entry, anchor, (kv_length, continuable))
+        return self._node(log, entry, anchor, (kv_length, False))
+
+    def prefilled_head(self, kv_length: int) -> TurnNode | None:
+        """Return the head with more of its KV computed: nothing was fed, so no turn is added."""
+        head = self.session.head
+        if head is None:
+            return None
+        shared = common_prefix(self.session.tree.log(head), self.prompt.log)
+        kv_length = max(head.kv_length, min(kv_length, shared))
+        return msgspec.structs.replace(head, kv_length=kv_length, moved=())
 
     def _entry(
         self, items: list[OutputItem], messages: tuple[Message, ...], calls: tuple[Pending, ...]
@@ -306,6 +316,7 @@ class TurnRun:
             usage=self.usage,
             kv=KvTokens(device=self.usage.cached_tokens),
             timing_ms=self.timing,
+            warnings=self.warnings,
             metadata=self.request.metadata,
             error=error_body(outcome.error) if outcome and outcome.error else None,
         )
