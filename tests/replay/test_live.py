@@ -13,7 +13,7 @@ from agentserve.replay.runner import ReplayError, ReplaySettings, replay
 from agentserve.replay.scenario import Scenario, load_scenario
 
 STORY = Path(__file__).parents[2] / "scenarios" / "coding.toml"
-TURNS = 18
+TURNS = 12
 
 
 class Watcher:
@@ -56,30 +56,24 @@ async def test_every_turn_computes_its_new_tokens_and_no_other(url, story):
     assert watcher.said == [story.turns[0].user]
     for record in report.records:
         assert record.prefill_computed == record.new_tokens
+        assert 0 < record.ttft_s <= record.latency_s
     assert report.records[0].action.startswith("list_files(")
     grown = [record.cached_tokens for record in report.records]
     assert grown == sorted(grown)
-    assert grown[-1] > 600
-
-
-async def test_time_to_first_output_is_within_the_turn_and_the_phases_too(url, story):
-    report, _ = await play(url, story)
-    for record in report.records:
-        assert 0 < record.ttft_s <= record.latency_s
-        assert record.tool_s >= 0
+    assert grown[-1] > 400
 
 
 async def test_sessions_run_side_by_side_in_workspaces_of_their_own(url, story):
-    report, _ = await play(url, story, story, story)
+    report, _ = await play(url, story, story)
     assert report.incomplete == []
     assert sorted((record.session, record.index) for record in report.records) == [
-        (session, index) for session in (1, 2, 3) for index in range(1, TURNS + 1)
+        (session, index) for session in (1, 2) for index in range(1, TURNS + 1)
     ]
     by_session = [
         [record.new_tokens for record in report.records if record.session == session]
-        for session in (1, 2, 3)
+        for session in (1, 2)
     ]
-    assert by_session[0] == by_session[1] == by_session[2]
+    assert by_session[0] == by_session[1]
 
 
 async def test_a_generated_workload_is_replayed_too(url):
