@@ -125,7 +125,8 @@ def test_a_killed_engine_fails_the_turn_and_the_next_turn_equals_an_untouched_tw
         os.kill(pid, signal.SIGKILL)
         long.join(60)
         failed = answers[0].json()
-        assert failed.get("status", "failed") == "failed" or "error" in failed
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "engine_down")
+        assert "SIGKILL" in failed["error"]["message"]
         wait_until(lambda: client.get("/ready").status_code == 200)
         assert engine_pid(process) != pid
         after = [turn(client, session, "third") for session in (broken, twin)]
@@ -152,6 +153,18 @@ def test_a_signal_lets_a_turn_go_on_for_a_while_then_cancels_it_and_ends_everyth
         assert (done["type"], done["turn"]["status"]) == ("turn.done", "cancelled")
         assert process.wait(60) == 0
         wait_until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_an_engine_that_cannot_start_ends_the_server_with_its_reason():
+    out = subprocess.run(
+        [sys.executable, str(SUPPORT / "oracle_server.py"), "thread", "broken"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert out.returncode == 1
+    assert out.stdout.startswith("failed: the engine failed to start 3 times: MemoryError: ")
 
 
 def test_ps_lists_the_sessions_of_a_server(capsys):
