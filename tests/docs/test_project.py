@@ -1,0 +1,48 @@
+"""The documents say what the code is."""
+
+import re
+from pathlib import Path
+
+import agentserve
+from agentserve.errors import CATALOGUE, AgentserveError
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [
+    path.relative_to(ROOT)
+    for top in ("agentserve", "kernels", "tools")
+    for path in sorted((ROOT / top).rglob("*.py"))
+]
+
+
+def test_every_module_has_a_row_in_the_module_map() -> None:
+    rows = set(re.findall(r"^\| `([^`]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text(), re.M))
+    modules = {str(path) for path in SOURCES if path.name != "__init__.py"}
+    assert modules <= rows
+    assert {row for row in rows if not (ROOT / row).exists()} == set()
+
+
+def test_no_source_file_is_longer_than_a_reader_takes_in() -> None:
+    lengths = {str(path): len((ROOT / path).read_text().splitlines()) for path in SOURCES}
+    assert {path: lines for path, lines in lengths.items() if lines > 420} == {}
+
+
+def test_the_changelog_starts_with_this_version() -> None:
+    versions = re.findall(r"^## \[(\d+\.\d+\.\d+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert versions[0] == agentserve.__version__
+
+
+def test_every_error_code_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert {code for code in CATALOGUE if f"`{code}`" not in readme} == set()
+
+
+def test_the_catalogue_is_closed_and_every_error_says_what_it_is() -> None:
+    for error in AgentserveError.__subclasses__():
+        assert CATALOGUE[error.code] is error
+        assert 400 <= error.status < 600
+        assert error.__doc__
+
+
+def test_kernels_and_tools_do_not_shadow_other_packages() -> None:
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+    assert not (ROOT / "tools" / "__init__.py").exists()
