@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from agentserve_kernels.kv_write import Placement
+from agentserve_kernels.linear import FEW_ROWS
 from agentserve_kernels.paged_decode import DecodeRows
 from agentserve_kernels.paged_prefill import Chunk
 from numpy.typing import NDArray
@@ -38,23 +39,26 @@ def build_step(
     slots, starts, counts = np.array([(r.slot, r.start, r.count) for r in rows], np.int64).T
     ends = np.cumsum(counts)
     firsts = ends - counts
+    slots = np.repeat(slots, counts)
     positions = np.arange(tokens.size) + np.repeat(starts - firsts, counts)
-    blocks = tables.numpy()[np.repeat(slots, counts), positions // block_size]
-    single = counts == 1
+    blocks = tables.numpy()[slots, positions // block_size].astype(np.int64)
+    # Short chunks of a small step count as single tokens: each sees those written before it.
+    small = tokens.size <= FEW_ROWS
+    single = np.arange(tokens.size) if small else firsts[counts == 1]
     chunks = [
         Chunk(slot=row.slot, row=first, start=row.start, count=row.count)
         for row, first in zip(rows, firsts.tolist(), strict=True)
-        if row.count > 1
+        if row.count > 1 and not small
     ]
     return Step(
         tokens=torch.from_numpy(tokens.astype(np.int64)),
-        place=Placement(torch.from_numpy(positions), torch.from_numpy(blocks.astype(np.int64))),
+        place=Placement(torch.from_numpy(positions), torch.from_numpy(blocks)),
         tables=tables,
         decode=DecodeRows(
-            rows=torch.from_numpy(firsts[single]),
+            rows=torch.from_numpy(single),
             slots=torch.from_numpy(slots[single]),
-            lengths=torch.from_numpy(starts[single] + 1),
+            lengths=torch.from_numpy(positions[single] + 1),
         ),
         chunks=chunks,
-        sampled=torch.from_numpy(ends[np.array([row.sample for row in rows])] - 1),
+        sampled=torch.from_numpy(ends[[row.sample for row in rows]] - 1),
     )

@@ -23,14 +23,19 @@ def build_torch(options: dict[str, Any]) -> "tuple[TorchRunner, XGrammarFactory]
     `options` are `config.ModelSettings`. Raises UnsupportedModel before any weights are read,
     WeightsError when tensors do not fit the config, ValueError for bad settings.
     """
+    runner = load_runner(options)
+    from agentserve.model.grammar import XGrammarFactory
+
+    return runner, XGrammarFactory(Path(options["directory"]), runner.info.vocab_size)
+
+
+def load_runner(options: dict[str, Any]) -> "TorchRunner":
+    """Return the runner alone; see `build_torch`."""
     settings = msgspec.convert(options, ModelSettings)
     directory = Path(settings.directory)
     spec = load_spec(directory)
     prepare_environment(settings.threads)
-    from agentserve.model.grammar import XGrammarFactory
-
-    runner = _load(directory, spec, settings)
-    return runner, XGrammarFactory(directory, spec.vocab_size)
+    return _load(directory, spec, settings)
 
 
 def prepare_environment(threads: int) -> None:

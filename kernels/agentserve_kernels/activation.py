@@ -9,8 +9,6 @@ from numba import njit, prange
 from agentserve_kernels.scalar import exp32
 from agentserve_kernels.tensors import check
 
-MANY_ROWS = 8
-
 
 def silu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
     """Return silu(first half) * second half of the last dimension."""
@@ -26,7 +24,7 @@ def _rows(gate_up: Any, out: Any) -> None:
             out[row, i] = gate / (np.float32(1) + exp32(-gate)) * gate_up[row, size + i]
 
 
-_serial = njit(nogil=True, cache=True, error_model="numpy")(_rows)
+silu_rows = njit(nogil=True, cache=True, error_model="numpy")(_rows)
 _parallel = njit(parallel=True, nogil=True, cache=True, error_model="numpy")(_rows)
 
 
@@ -38,5 +36,5 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     rows, inner = out.shape
     check("gate_up", gate_up, (rows, 2 * inner), torch.float32)
     check("out", out, (rows, inner), torch.float32)
-    (_parallel if rows >= MANY_ROWS else _serial)(gate_up.numpy(), out.numpy())
+    _parallel(gate_up.numpy(), out.numpy())
     return out

@@ -14,8 +14,6 @@ from numba import njit, prange
 from agentserve_kernels.scalar import narrow
 from agentserve_kernels.tensors import Pages, check, view
 
-MANY_ROWS = 8
-
 
 @dataclass(frozen=True)
 class Rotary:
@@ -118,9 +116,15 @@ def _rows(qkv: Any, pages: Any, place: Any, rotary: Any, norm: Any, query: Any) 
                 cache[block, layer, 1, h, offset, i] = narrow(one, v)
 
 
-_serial = njit(nogil=True, cache=True)(_rows)
+write_rows = njit(nogil=True, cache=True)(_rows)
 _parallel = njit(parallel=True, nogil=True, cache=True)(_rows)
-_NO_NORM = (np.empty(0, np.float32), np.empty(0, np.float32), np.float32(0))
+
+
+def norm_arrays(norm: HeadNorm | None) -> tuple[Any, Any, Any]:
+    """Return what the compiled kernels take; empty weights mean that there is no norm."""
+    if norm is None:
+        return np.empty(0, np.float32), np.empty(0, np.float32), np.float32(0)
+    return norm.query.numpy(), norm.key.numpy(), np.float32(norm.eps)
 
 
 def kv_write(
@@ -144,13 +148,12 @@ def kv_write(
     check("positions", place.positions, (rows,), torch.int64)
     check("blocks", place.blocks, (rows,), torch.int64)
     check("cos", rotary.cos, (rotary.cos.shape[0], dim // 2), torch.float32)
-    kernel = _parallel if rows >= MANY_ROWS else _serial
-    kernel(
+    _parallel(
         qkv.numpy(),
         (view(pages.cache), pages.layer),
         (place.positions.numpy(), place.blocks.numpy()),
         (rotary.cos.numpy(), rotary.sin.numpy()),
-        _NO_NORM if norm is None else (norm.query.numpy(), norm.key.numpy(), np.float32(norm.eps)),
+        norm_arrays(norm),
         query.numpy(),
     )
     return query

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit, prange, types
+from numba.extending import overload
 
 from agentserve_kernels.scalar import high_half, low_half, widen
 from agentserve_kernels.tensors import STORAGE, Workspace, check, view
 
-MANY_ROWS = 16  # above this GEMM wins, measured at 576 x 1536 on 2 Zen 3 cores
+FEW_ROWS = 16  # above this GEMM wins, measured at 576 x 1536 on 2 Zen 3 cores
 
 
 def linear_reference(
@@ -25,7 +26,7 @@ def linear_reference(
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
-def _stream_float32(weight: Any, x: Any, out: Any) -> None:
+def _multiply_float32(weight: Any, x: Any, out: Any) -> None:
     rows, inner = x.shape
     for n in prange(weight.shape[0]):
         m = 0
@@ -48,7 +49,7 @@ def _stream_float32(weight: Any, x: Any, out: Any) -> None:
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
-def _stream_bfloat16(pairs: Any, even: Any, odd: Any, out: Any) -> None:
+def _multiply_bfloat16(pairs: Any, even: Any, odd: Any, out: Any) -> None:
     # A shift and a mask widen two packed weights in place; the inputs are split to match.
     rows, inner = even.shape
     for n in prange(pairs.shape[0]):
@@ -70,6 +71,39 @@ def _stream_bfloat16(pairs: Any, even: Any, odd: Any, out: Any) -> None:
                 b += high_half(pairs[n, k]) * odd[m, k]
             out[m, n] = a + b
             m += 1
+
+
+def stream(weight: Any, x: Any, out: Any) -> None:
+    """Write x @ weight.T to `out`: callable from numba only.
+
+    weight: [N, K] float32, or [N, K / 2] uint32 of packed bfloat16 pairs; x: [M, K]; out: [M, N].
+    """
+    raise TypeError("called from compiled code only")
+
+
+@overload(stream)
+def _stream(weight: Any, x: Any, out: Any) -> Any:
+    if weight.dtype == types.float32:
+
+        def plain(weight: Any, x: Any, out: Any) -> None:
+            _multiply_float32(weight, x, out)
+
+        return plain
+
+    def packed(weight: Any, x: Any, out: Any) -> None:
+        _multiply_bfloat16(weight, x[:, ::2].copy(), x[:, 1::2].copy(), out)
+
+    return packed
+
+
+@njit(nogil=True, cache=True)
+def _call_stream(weight: Any, x: Any, out: Any) -> None:
+    stream(weight, x, out)
+
+
+def streamable(weight: torch.Tensor) -> "np.ndarray[Any, Any]":
+    """Return the array of a weight that `stream` takes."""
+    return weight.numpy() if weight.dtype is torch.float32 else weight.view(torch.uint32).numpy()
 
 
 @njit(parallel=True, nogil=True, cache=True)
@@ -95,15 +129,10 @@ def linear(
     check("x", x, (rows, inner), torch.float32)
     check("weight", weight, (outer, inner), *STORAGE)
     check("out", out, (rows, outer), torch.float32)
-    if rows > MANY_ROWS:
+    if rows > FEW_ROWS:
         torch.mm(x, _widened(weight, workspace).T, out=out)
-    elif weight.dtype is torch.float32:
-        _stream_float32(weight.numpy(), x.numpy(), out.numpy())
     else:
-        split = workspace.take("linear.split", (2, rows, inner // 2))
-        split.copy_(x.view(rows, inner // 2, 2).permute(2, 0, 1))
-        even, odd = split.numpy()
-        _stream_bfloat16(weight.view(torch.uint32).numpy(), even, odd, out.numpy())
+        _call_stream(streamable(weight), x.numpy(), out.numpy())
     if bias is not None:
         check("bias", bias, (outer,), torch.float32)
         out += bias

@@ -8,8 +8,6 @@ from numba import njit, prange
 
 from agentserve_kernels.tensors import check
 
-MANY_ROWS = 8  # below, waking the other threads costs more than it saves
-
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x / rms(x) * weight over the last dimension, in float32."""
@@ -29,7 +27,7 @@ def _rows(residual: Any, delta: Any, weight: Any, eps: Any, out: Any) -> None:
             out[row, i] = residual[row, i] * scale * weight[i]
 
 
-_serial = njit(fastmath=True, nogil=True, cache=True)(_rows)
+norm_rows = njit(fastmath=True, nogil=True, cache=True)(_rows)
 _parallel = njit(parallel=True, fastmath=True, nogil=True, cache=True)(_rows)
 
 
@@ -49,6 +47,5 @@ def add_rms_norm(
     check("delta", delta, shape, torch.float32)
     check("weight", weight, shape[1:], torch.float32)
     check("out", out, shape, torch.float32)
-    kernel = _parallel if shape[0] >= MANY_ROWS else _serial
-    kernel(residual.numpy(), delta.numpy(), weight.numpy(), np.float32(eps), out.numpy())
+    _parallel(residual.numpy(), delta.numpy(), weight.numpy(), np.float32(eps), out.numpy())
     return out
