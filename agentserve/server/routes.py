@@ -26,6 +26,10 @@ PageSize = Annotated[int, Meta(ge=1, le=1000)]
 EventSeq = Annotated[int, Meta(ge=0, le=10**15)]
 
 
+class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a route without parameters takes."""
+
+
 class ListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """GET /sessions."""
 
@@ -73,12 +77,12 @@ class SessionRoutes:
         one = "/sessions/{id}"
         return [
             _route("POST", "/sessions", self.create),
-            _route("GET", "/sessions", self.listing),
+            _route("GET", "/sessions", self.listing, ListQuery),
             _route("GET", one, self.info),
             _route("GET", f"{one}/turns", self.turns),
             _route("GET", f"{one}/turns/{{turn}}", self.turn),
             _route("PATCH", one, self.patch),
-            _route("DELETE", one, self.delete),
+            _route("DELETE", one, self.delete, DeleteQuery),
             _route("POST", f"{one}/turn", self.start_turn),
             _route("POST", f"{one}/tool_results", self.tool_results),
             _route("POST", f"{one}/hints", self.hints),
@@ -87,8 +91,8 @@ class SessionRoutes:
             _route("PUT", f"{one}/history", self.history),
             _route("POST", f"{one}/count", self.count),
             _route("POST", f"{one}/cancel", self.cancel),
-            _route("GET", f"{one}/transcript", self.transcript),
-            _route("GET", f"{one}/turns/{{turn}}/events", self.events),
+            _route("GET", f"{one}/transcript", self.transcript, TranscriptQuery),
+            _route("GET", f"{one}/turns/{{turn}}/events", self.events, EventsQuery),
         ]
 
     async def create(self, request: Request) -> Response:
@@ -102,7 +106,7 @@ class SessionRoutes:
 
     async def listing(self, request: Request) -> Response:
         """GET /sessions."""
-        asked = wire.decode_query(request.query_params.multi_items(), ListQuery)
+        asked: ListQuery = request.state.query
         return json_response(
             await self._service.list(
                 request.user,
@@ -134,7 +138,7 @@ class SessionRoutes:
 
     async def delete(self, request: Request) -> Response:
         """DELETE /sessions/{id}: 204."""
-        asked = wire.decode_query(request.query_params.multi_items(), DeleteQuery)
+        asked: DeleteQuery = request.state.query
         await self._service.delete(
             request.user, _id(request), keep_transcript=asked.keep == "transcript"
         )
@@ -195,7 +199,7 @@ class SessionRoutes:
 
     async def transcript(self, request: Request) -> Response:
         """GET /sessions/{id}/transcript."""
-        asked = wire.decode_query(request.query_params.multi_items(), TranscriptQuery)
+        asked: TranscriptQuery = request.state.query
         return json_response(
             await self._service.transcript(request.user, _id(request), asked.format)
         )
@@ -204,7 +208,7 @@ class SessionRoutes:
         """GET /sessions/{id}/turns/{t}/events: follow a turn, or resume after an event."""
         if request.method == "HEAD":
             raise MethodNotAllowed("an event stream has no HEAD")
-        asked = wire.decode_query(request.query_params.multi_items(), EventsQuery)
+        asked: EventsQuery = request.state.query
         handle = await self._service.follow(request.user, _id(request), request.path_params["turn"])
         # A browser reconnects to the same URL: then the header is the newer of the two.
         return self._stream(handle, max(asked.after, _last_event_id(request)), replayed=False)
@@ -270,10 +274,10 @@ class OperatorRoutes:
     def table(self) -> list[Route]:
         """Return the routes."""
         return [
-            _route("GET", "/health", self.health),
-            _route("GET", "/ready", self.ready),
-            _route("GET", "/metrics", self.metrics),
-            _route("GET", "/v1/models", self.models),
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/v1/models", self.models, methods=["GET"]),
         ]
 
     async def health(self, request: Request) -> Response:
@@ -297,8 +301,16 @@ class OperatorRoutes:
         return json_response({"object": "list", "data": [model]})
 
 
-def _route(method: str, path: str, endpoint: Endpoint) -> Route:
-    return Route(path, endpoint, methods=[method])
+def _route(
+    method: str, path: str, endpoint: Endpoint, query: type[msgspec.Struct] = NoQuery
+) -> Route:
+    """Return a route whose endpoint finds its checked parameters in `request.state.query`."""
+
+    async def checked(request: Request) -> Response:
+        request.state.query = wire.decode_query(request.query_params.multi_items(), query)
+        return await endpoint(request)
+
+    return Route(path, checked, methods=[method])
 
 
 def _id(request: Request) -> str:

@@ -108,6 +108,23 @@ def test_a_streamed_turn_equals_the_unstreamed_one(server: Served) -> None:
     assert {key: done[key] for key in same} == {key: plain[key] for key in same}
 
 
+def test_a_streamed_call_is_whole_before_the_turn_ends(server: Served) -> None:
+    fields = {"debug": {"force": [CALL]}, "max_output_tokens": 100}
+    plain = server.turn(server.create(tools=[TOOL]), **fields)
+    events = server.stream(server.create(tools=[TOOL]), **fields)
+    (done,) = [event for event in events if event["type"] == "item.done"]
+    assert done["item"]["arguments"] == CALL["arguments"]
+    fragments = [event["delta"] for event in events if event["type"] == "tool_call.delta"]
+    assert json.loads("".join(fragments)) == CALL["arguments"]
+    assert events[-1]["turn"]["output"] == [done["item"]]
+    names = [
+        [(item["type"], item["name"]) for item in turn["output"]]
+        for turn in (plain, events[-1]["turn"])
+    ]
+    assert names[0] == names[1]
+    assert events[-1]["turn"]["pending_calls"][0]["call_id"] == done["item"]["call_id"]
+
+
 def test_the_events_of_an_ended_turn_can_be_read_again(server: Served) -> None:
     session = server.create()
     events = server.stream(session, max_output_tokens=16)
@@ -296,6 +313,14 @@ def test_what_the_router_refuses_has_the_error_shape(
     server: Served, method: str, path: str, expected: tuple[int, str]
 ) -> None:
     assert error_of(server.http.request(method, path)) == expected
+
+
+def test_a_parameter_that_a_route_does_not_know_is_refused(server: Served) -> None:
+    session = server.create()
+    for method, path in [("GET", ""), ("GET", "/turns"), ("DELETE", ""), ("POST", "/hints")]:
+        answer = server.http.request(method, f"/sessions/{session}{path}?odd=1")
+        assert error_of(answer) == (400, "invalid_request")
+    assert server.http.get(f"/sessions/{session}").status_code == 200
 
 
 def test_an_absent_turn_is_not_found(server: Served) -> None:
