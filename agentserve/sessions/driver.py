@@ -21,7 +21,7 @@ from agentserve.engine.messages import (
     Stats,
     Tokens,
 )
-from agentserve.engine.plan import RunnerInfo, SamplingParams
+from agentserve.engine.plan import RunnerInfo
 from agentserve.errors import (
     AgentserveError,
     ContextFull,
@@ -34,8 +34,10 @@ from agentserve.errors import (
     Overloaded,
     StoreFull,
 )
+from agentserve.sessions.accounting import Counters, log_line
 from agentserve.sessions.prepare import TurnPreparer
 from agentserve.sessions.prompt import compose
+from agentserve.sessions.records import CommitRecord
 from agentserve.sessions.session import Session
 from agentserve.sessions.store import Store
 from agentserve.sessions.tree import TurnNode
@@ -51,25 +53,6 @@ _REFUSALS: dict[str, type[AgentserveError]] = {
     "overloaded": Overloaded,
     "bad_grammar": InvalidRequest,
 }
-
-
-class Counters(msgspec.Struct):
-    """Totals since the start."""
-
-    turns: dict[str, int] = {}  # by status
-    cached_tokens: int = 0
-    new_tokens: int = 0
-    recomputed: dict[str, int] = {}  # tokens by reason
-    output_tokens: int = 0
-    engine_restarts: int = 0
-
-
-class CommitRecord(msgspec.Struct, frozen=True):
-    """What the store holds of a turn that ended: what was told, and the state that it left."""
-
-    turn: Turn
-    node: TurnNode | None
-    sampling: SamplingParams | None
 
 
 class TurnDriver:
@@ -155,7 +138,22 @@ class TurnDriver:
         elif isinstance(event, Stats):
             self.stats = event
         elif run := self._runs.get(event.turn):
-            await self._on_turn_event(run, event)
+            try:
+                await self._on_turn_event(run, event)
+            except Exception:
+                log.exception("session=%s turn=%s fault=server", run.session.id, run.id)
+                await self._abandon(run)
+
+    async def _abandon(self, run: TurnRun) -> None:
+        """End a turn that the server itself failed; every other turn goes on."""
+        session = run.session
+        self._link.send(Cancel(run.number))
+        session.mirror.forget()
+        self._runs.pop(run.number, None)
+        self._refuse(run, EngineError("the server failed this turn"))
+        await self._store.forget(session.key, run.id)
+        session.running = None
+        await self.advance(session)
 
     def _on_ready(self, event: Ready) -> None:
         self.counters.engine_restarts += self._info is not None
@@ -216,9 +214,11 @@ class TurnDriver:
         await self._launch(run)
 
     def _refuse(self, run: TurnRun, error: AgentserveError) -> None:
-        """End the handle of a turn that was not accepted, for whoever already waits on it."""
-        turn = run.turn(Outcome("failed", None, "none", error), self._context(run.session, None))
-        run.handle.end(turn, ErrorEvent(error_body(error)))
+        """End the handle of a turn that left no record, for whoever waits on it."""
+        if not run.handle.done:
+            outcome = Outcome("failed", None, "none", error)
+            turn = run.turn(outcome, self._context(run.session, None))
+            run.handle.end(turn, ErrorEvent(error_body(error)))
 
     async def _enqueue(self, run: TurnRun) -> None:
         session = run.session
@@ -331,7 +331,8 @@ class TurnDriver:
         for old in dropped:
             await self._store.forget(session.key, old)
         session.add_usage(turn.usage)
-        self._count(turn)
+        self.counters.add(turn)
+        log.info("%s", log_line(turn))
         for observe in self.observers:
             observe(turn)
         failed = turn.status == "failed" and turn.error is not None
@@ -360,37 +361,3 @@ class TurnDriver:
         if node is None:
             return session.context(limit)
         return Context(node.length, limit, max(0, limit - node.length))
-
-    def _count(self, turn: Turn) -> None:
-        counters, usage = self.counters, turn.usage
-        counters.turns[turn.status] = counters.turns.get(turn.status, 0) + 1
-        counters.cached_tokens += usage.cached_tokens
-        counters.new_tokens += usage.new_tokens
-        counters.output_tokens += usage.output_tokens
-        for part in usage.recomputed:
-            known = counters.recomputed.get(part.reason, 0)
-            counters.recomputed[part.reason] = known + part.tokens
-        log.info("%s", log_line(turn))
-
-
-def log_line(turn: Turn) -> str:
-    """Return the one line that is logged of a turn: key=value, no text of the conversation."""
-    usage, timing = turn.usage, turn.timing_ms
-    recomputed = ",".join(f"{part.tokens}:{part.reason}" for part in usage.recomputed)
-    rate = usage.output_tokens * 1000 / timing.decode if timing.decode else 0.0
-    fields = {
-        "session": turn.session,
-        "turn": turn.id,
-        "status": turn.status,
-        "stop": turn.stop_reason or "-",
-        "cached": usage.cached_tokens,
-        "new": usage.new_tokens,
-        "recomputed": recomputed or "0",
-        "output": usage.output_tokens,
-        "queue_ms": timing.queue,
-        "ttft_ms": timing.ttft,
-        "total_ms": timing.total,
-        "tok_per_s": f"{rate:.1f}",
-        "error": turn.error.code if turn.error else "-",
-    }
-    return " ".join(f"{key}={value}" for key, value in fields.items())

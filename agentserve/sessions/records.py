@@ -2,12 +2,20 @@
 
 import msgspec
 
+from agentserve.engine.plan import SamplingParams
 from agentserve.errors import TurnNotFound
-from agentserve.sessions.driver import CommitRecord
 from agentserve.sessions.session import Session
 from agentserve.sessions.store import Store
-from agentserve.sessions.tree import Entry
+from agentserve.sessions.tree import Entry, TurnNode
 from agentserve.wire import Context, Turn
+
+
+class CommitRecord(msgspec.Struct, frozen=True):
+    """What the store holds of a turn that ended: what was told, and the state that it left."""
+
+    turn: Turn
+    node: TurnNode | None
+    sampling: SamplingParams | None
 
 
 def turns(session: Session, limit: int) -> list[Turn]:

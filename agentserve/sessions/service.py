@@ -12,7 +12,8 @@ from agentserve.config import ServerSettings
 from agentserve.engine.messages import Close, EngineLink, Hint, Stats
 from agentserve.errors import InvalidRequest, ModelNotFound, TurnNotFound
 from agentserve.sessions import records, sampling
-from agentserve.sessions.driver import Counters, TurnDriver
+from agentserve.sessions.accounting import Counters
+from agentserve.sessions.driver import TurnDriver
 from agentserve.sessions.handle import TurnHandle, finished_handle
 from agentserve.sessions.heads import HeadMoves, check_tools
 from agentserve.sessions.prepare import TurnPreparer

@@ -244,6 +244,25 @@ async def test_a_fault_in_one_turn_is_an_error_and_the_session_goes_on():
         assert (await r.turn(s, "go on")).status in ("completed", "incomplete")
 
 
+async def test_a_fault_of_the_server_in_one_turn_ends_that_turn_only(caplog):
+    async with rig() as r:
+        s, other = await r.create(), await r.create()
+        for one in (s, other):
+            await r.turn(one, "hello")
+        before = await r.tokens(s)
+        r.link.hold = True
+        handle, neighbour = await r.start(s, "go"), await r.start(other, "go")
+        r.session(s).running.output.push = None
+        r.link.release()
+        turn = await handle.result()
+        assert (turn.status, turn.error.code) == ("failed", "engine_error")
+        assert "fault=server" in caplog.text
+        assert (await neighbour.result()).status in ("completed", "incomplete")
+        assert await r.tokens(s) == before
+        assert (await r.turn(s, "go")).status in ("completed", "incomplete")
+        assert await r.tokens(s) == await r.tokens(other)
+
+
 async def test_cancel_is_idempotent_and_names_a_turn():
     async with rig() as r:
         s = await r.create()

@@ -23,8 +23,9 @@ from agentserve.errors import (
     ToolResultsMissing,
     TurnNotFound,
 )
-from agentserve.sessions.driver import CommitRecord, log_line
+from agentserve.sessions.accounting import log_line
 from agentserve.sessions.prompt import conversation
+from agentserve.sessions.records import CommitRecord
 from agentserve.sessions.store import MemoryStore
 
 
