@@ -122,12 +122,15 @@ def _sentencepiece(meta: _Metadata) -> Tokenizer:
             byte_fallback=BYTE in meta.types,
         )
     )
-    prefix = meta.get("ggml.add_space_prefix") is not False
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        prepend_scheme="first" if prefix else "never", split=False
-    )
+    spaces = normalizers.Replace(" ", "▁")
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    if meta.get("ggml.add_space_prefix") is not False:
+        # Text gets the prefix at its start and after every control token.
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        tokenizer.normalizer = spaces
+    tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
 
 

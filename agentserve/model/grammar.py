@@ -47,7 +47,9 @@ class XGrammarMatcher:
 
     def __init__(self, matcher: xgrammar.GrammarMatcher, vocab_size: int) -> None:
         self._matcher = matcher
-        self._mask = np.zeros((1, (vocab_size + 31) // 32), dtype=np.int32)
+        words = (vocab_size + 31) // 32
+        self._mask = np.zeros((1, words), dtype=np.int32)
+        self._last = np.uint32((1 << (vocab_size - 32 * (words - 1))) - 1).astype(np.int32)
 
     def mask(self) -> bytes | None:
         """Return which tokens may come next: bit i of little-endian int32 word w is 32*w + i.
@@ -58,6 +60,7 @@ class XGrammarMatcher:
             return None
         if not self._matcher.fill_next_token_bitmask(self._mask):
             return None
+        self._mask[0, -1] &= self._last  # xgrammar leaves the bits past the vocabulary set
         return self._mask.tobytes()
 
     def accept(self, token: int) -> None:

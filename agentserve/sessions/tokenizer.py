@@ -53,8 +53,8 @@ class Tokenizer:
         self.controls = tuple(self._controls)
         self.control_ids = frozenset(control.id for control in controls)
         self._splitter = _any_of(self.controls)
-        self._encoders = _encoders(pipeline, vocabulary)
         self._bytes, self.drops_first_space = _token_bytes(pipeline, vocabulary)
+        self._encoders = _encoders(pipeline, vocabulary)
         self.vocab_size = len(self._bytes)
         self.special = _special_texts(config)
         self.chat_template = _chat_template(config)
@@ -220,11 +220,17 @@ def _encoders(
         "normalizer": _without_prepend(start.get("normalizer")),
         "pre_tokenizer": _without_prefix(start.get("pre_tokenizer"), {"first", "always"}),
     }
-    first = tokenizers.Tokenizer.from_str(json.dumps(start))
-    other = first if segment == start else tokenizers.Tokenizer.from_str(json.dumps(segment))
-    last = other if continuation == segment else None
-    last = last or tokenizers.Tokenizer.from_str(json.dumps(continuation))
+    first = _build(start)
+    other = first if segment == start else _build(segment)
+    last = other if continuation == segment else _build(continuation)
     return {"start": first, "segment": other, "continuation": last}
+
+
+def _build(pipeline: dict[str, Any]) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(pipeline))
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"tokenizer.json cannot be used: {error}") from None
 
 
 def _without_prefix(step: Any, schemes: set[str]) -> Any:
