@@ -40,7 +40,7 @@ def run_demo(
     with own_server(model) as url:
         seconds = time.perf_counter() - started
         console.print(f"   Ready at {url} after {seconds:.1f} s.", highlight=False)
-        console.print(f"3. {_introduction(scenario, free)}\n", highlight=False)
+        console.print(f"3. {_introduction(scenario, free)}\n", highlight=False, soft_wrap=True)
         # Story seconds are not waited for: the tools take their own time.
         report = show([scenario], url, ReplaySettings(speed=float("inf"), free=free), console)
     console.print("\n4. The server is stopped. What it took:")

@@ -43,7 +43,7 @@ class Display:
 
     def heard(self, user: str) -> None:
         """Show what the user says."""
-        self._console.print(f"[bold]user:[/bold] {escape(user)}", highlight=False)
+        self._console.print(f"[bold]user:[/bold] {escape(user)}", highlight=False, soft_wrap=True)
 
     def turn(self, record: TurnRecord) -> None:
         """Show a finished turn."""
