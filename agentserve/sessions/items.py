@@ -17,7 +17,6 @@ from agentserve.wire import (
     SystemItem,
     Text,
     TextOut,
-    ToolCall,
     ToolCallOut,
     ToolResultItem,
     UserItem,
@@ -42,11 +41,6 @@ def result_text(item: ToolResultItem) -> str:
     if isinstance(item.output, str):
         return item.output
     return json.dumps(item.output, ensure_ascii=False, separators=(",", ":"))
-
-
-def same_result(left: ToolResultItem, right: ToolResultItem) -> bool:
-    """Whether two results are the same body."""
-    return left == right
 
 
 def input_message(item: UserItem | SystemItem) -> Message:
@@ -101,18 +95,3 @@ def output_calls(
 def as_items(content: str | list[Item]) -> list[Item]:
     """Return turn input as items; a string is a user message."""
     return [UserItem(content)] if isinstance(content, str) else content
-
-
-def foreign(output: Iterable[OutputItem]) -> AssistantItem:
-    """Return output items as the assistant item that would import them."""
-    parts: list[Text | Reasoning | ToolCall] = []
-    for item in output:
-        if isinstance(item, TextOut):
-            parts.append(Text(item.text))
-        elif isinstance(item, ReasoningOut):
-            parts.append(Reasoning(item.text))
-        elif isinstance(item, ToolCallOut):
-            parts.append(ToolCall(item.name, item.arguments, item.call_id))
-        else:
-            parts.append(Text(item.raw))
-    return AssistantItem(parts)

@@ -18,7 +18,7 @@ from agentserve.errors import (
     UnknownCallId,
 )
 from agentserve.sessions.conversation import Conversation, Message
-from agentserve.sessions.items import as_items, input_message, result_message, same_result
+from agentserve.sessions.items import as_items, input_message, result_message
 from agentserve.sessions.tree import Anchor, TurnNode, common_prefix
 from agentserve.wire import AssistantItem, Item, Recomputed, ToolResultItem
 
@@ -65,7 +65,7 @@ def resolve_input(session: Session, content: str | list[Item], on_pending: str) 
             continue
         if item.call_id not in calls:
             raise UnknownCallId(f"no call {item.call_id!r} waits for a result", param="input")
-        if not same_result(results.setdefault(item.call_id, item), item):
+        if results.setdefault(item.call_id, item) != item:
             raise ResultConflict(f"another result was given for {item.call_id!r}", param="input")
     missing = [key for key in calls if key not in results]
     if missing and on_pending == "require":

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agentserve.errors import HeadMoved, ResultConflict, SessionBusy, UnknownCallId
-from agentserve.sessions.items import same_result
 from agentserve.sessions.mirror import Mirror
 from agentserve.sessions.tree import Pending, TurnNode, TurnTree
 from agentserve.wire import (
@@ -156,7 +155,7 @@ class Session:
             raise UnknownCallId(
                 f"no call {item.call_id!r} waits for a result here", param="call_id"
             )
-        if not same_result(known, item):
+        if known != item:
             raise ResultConflict(
                 f"another result was given for the call {item.call_id!r}", param="call_id"
             )

@@ -14,7 +14,6 @@ from agentserve.errors import (
     TurnNotFound,
     UnknownCallId,
 )
-from agentserve.sessions.items import foreign
 
 USER = {"type": "user", "content": "and now?"}
 
@@ -35,6 +34,18 @@ def recorded_chat(turns):
             items.append(result(f"call_{number}", f"hit {number}"))
         items.append({"type": "assistant", "content": f"answer {number}"})
     return items
+
+
+def foreign(output):
+    """Return output items as the assistant item that would import them."""
+    return wire.AssistantItem(
+        [
+            wire.Text(item.text)
+            if isinstance(item, wire.TextOut)
+            else wire.ToolCall(item.name, item.arguments, item.call_id)
+            for item in output
+        ]
+    )
 
 
 async def generated(r, count, **create):
