@@ -15,7 +15,7 @@ from agentserve.errors import InvalidRequest
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)] + [
     chr((plane << 16) + low) for plane in range(17) for low in (0xFFFE, 0xFFFF)
 ]
-# Templates look for these, and none of them can complete a control string in a sane template.
+# Templates compare these with their own strings, so a mark in them would be seen.
 _SCHEMA_WORDS = frozenset(
     {
         "object",
@@ -59,6 +59,8 @@ class Breaker:
         self._heads = tuple({t[:i] for t in self._controls for i in range(1, len(t))})
         self._tails = tuple({t[i:] for t in self._controls for i in range(1, len(t))})
         self._longest = max(map(len, self._controls), default=0)
+        bare = {text.strip("<>[]/|") for text in self._controls}
+        self._plain = _SCHEMA_WORDS - bare  # "<" + "title" + ">" may be one
 
     def text(self, text: str, mark: str) -> str:
         """Return `text` with `mark` in it so that no control string can arise from it.
@@ -67,7 +69,7 @@ class Breaker:
         the edges when the template's neighbouring text could complete a control string there,
         and short text that could be the middle of one.
         """
-        if not text or text in _SCHEMA_WORDS:
+        if not text or text in self._plain:
             return text
         broken = self._pairs.sub(lambda match: match.group() + mark, text)
         inside = len(text) < self._longest and any(text in control for control in self._controls)

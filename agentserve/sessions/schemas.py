@@ -15,6 +15,8 @@ _MAX_DEPTH = 32
 _MAX_ERRORS = 8
 _MAX_ERROR_LENGTH = 300
 _Meta = jsonschema.Draft202012Validator
+# Patterns are ECMA-262, which Python's `re` cannot judge; the grammar compiler does.
+_NO_FORMATS = jsonschema.FormatChecker(formats=())
 
 
 def _no_check(*_: Any) -> None:
@@ -40,7 +42,7 @@ def validate_schema(tool: wire.Tool) -> None:
     if remote := _remote_reference(schema):
         raise BadToolSchema(f"{remote!r}: only references inside the schema work", param=where)
     try:
-        _Meta.check_schema(schema)
+        _Meta.check_schema(schema, format_checker=_NO_FORMATS)
     except jsonschema.SchemaError as error:
         path = ".".join(map(str, error.absolute_path))
         raise BadToolSchema(

@@ -172,7 +172,6 @@ def test_a_spec_that_cannot_be_compiled_is_a_value_error(spec, factories):
         ({"type": "array"}, "object"),
         ({"type": "object", "properties": 3}, "not of type 'object'"),
         ({"type": "object", "properties": {"a": {"type": "strin"}}}, "strin"),
-        ({"type": "object", "properties": {"a": {"pattern": "("}}}, "regex"),
         ({"type": "object", "properties": {"a": {"$ref": "http://example/x"}}}, "references"),
         ({"type": "object", "description": "x" * 70_000}, "larger"),
     ],
@@ -198,6 +197,7 @@ def test_usual_schemas_are_accepted_and_compile(factories):
         "properties": {
             "kind": {"enum": ["a", "b"]},
             "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+            "word": {"type": "string", "pattern": r"^\p{L}+$"},
             "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
         },
     }
