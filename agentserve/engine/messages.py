@@ -130,7 +130,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The submit or fork was not accepted and changed nothing.
 
     code: unknown_sequence | context_full | exceeds_kv_capacity | overloaded | bad_grammar | busy
-    (a turn of that sequence is running) | invalid (ids out of the vocabulary, empty prompt, ...). For a fork `turn` is -1 and `sequence` is `into`.
+    (a turn of that sequence is running) | invalid (ids out of the vocabulary, empty prompt, ...).
+    For a fork `turn` is -1 and `sequence` is `into`.
     """
 
     turn: int
