@@ -7,6 +7,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentserve import wire
@@ -49,6 +50,8 @@ def error_response(error: AgentserveError, headers: Mapping[str, str] | None = N
     if error.status == 409:
         # Common client libraries retry every 409; ours need another request, not the same again.
         own["x-should-retry"] = "false"
+    if error.status == 405:
+        own["Allow"] = ", ".join(error.details.get("allowed", ()))
     if error.status == 401:
         own["WWW-Authenticate"] = "Bearer"
     return json_response(wire.ErrorAnswer(error_body(error)), error.status, own)
@@ -59,19 +62,26 @@ def unexpected() -> EngineError:
     return EngineError("internal error; the server's log has the details")
 
 
-def http_exception(request: Request, error: Exception) -> Response:
-    """Render what the router itself refuses."""
+async def http_exception(request: Request, error: Exception) -> Response:
+    """Turn what the router itself refuses into an error of the catalogue, for the boundary."""
     if not isinstance(error, HTTPException):
         raise error
-    return error_response(_routing_error(request, error), error.headers)
-
-
-def _routing_error(request: Request, error: HTTPException) -> AgentserveError:
     if error.status_code == 404:
-        return RouteNotFound("no such path; the routes are listed in API.md")
+        raise RouteNotFound("no such path; the routes are listed in API.md")
     if error.status_code == 405:
-        return MethodNotAllowed(f"this path does not take {request.method}")
-    return InvalidRequest("the request is not valid HTTP for this server")
+        raise MethodNotAllowed(
+            f"this path does not take {request.method}", allowed=_allowed_methods(request)
+        )
+    raise InvalidRequest("the request is not valid HTTP for this server")
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    matching = [
+        route
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    return sorted({method for route in matching for method in route.methods or ()})
 
 
 class ErrorBoundary:

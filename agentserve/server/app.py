@@ -23,6 +23,8 @@ from agentserve.sessions.service import SessionService
 
 logger = logging.getLogger(__name__)
 
+DRAIN_S = 5.0  # open turns may end within, when the server stops
+
 
 def create_app(service: SessionService, settings: ServerSettings, clock: Clock) -> Starlette:
     """Return the application that serves `service`; its lifespan runs, drains and closes it.
@@ -55,7 +57,9 @@ async def _running(service: SessionService) -> AsyncIterator[None]:
     pump.add_done_callback(_report)
     try:
         yield
-        await service.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await service.drain()
     finally:
         pump.cancel()
         await asyncio.gather(pump, return_exceptions=True)

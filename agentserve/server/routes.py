@@ -207,7 +207,7 @@ class SessionRoutes:
     async def events(self, request: Request) -> Response:
         """GET /sessions/{id}/turns/{t}/events: follow a turn, or resume after an event."""
         if request.method == "HEAD":
-            raise MethodNotAllowed("an event stream has no HEAD")
+            raise MethodNotAllowed("an event stream has no HEAD", allowed=["GET"])
         asked: EventsQuery = request.state.query
         handle = await self._service.follow(request.user, _id(request), request.path_params["turn"])
         # A browser reconnects to the same URL: then the header is the newer of the two.
@@ -221,7 +221,7 @@ class SessionRoutes:
             send_timeout_s=self._settings.send_timeout_s,
             on_stall=self._metrics.count_stalled_reader,
         )
-        stream.headers.update(_replay_header(replayed))
+        stream.headers.update({"Turn-Id": handle.turn_id} | _replay_header(replayed))
         return stream
 
     async def _body(self, request: Request) -> bytes:

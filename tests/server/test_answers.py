@@ -77,11 +77,15 @@ def test_an_error_after_the_head_was_sent_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, 404), (405, 405), (400, 400), (418, 400)])
-def test_what_the_router_raises_gets_a_code_of_the_catalogue(status: int, code: int) -> None:
-    request = Request({"type": "http", "method": "GET", "path": "/", "headers": []})
-    answer = http_exception(request, HTTPException(status))
-    assert answer.status_code == code
-    assert json.loads(answer.body)["error"]["code"] in CATALOGUE
+async def test_what_the_router_raises_becomes_an_error_of_the_catalogue(
+    status: int, code: int
+) -> None:
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "app": Starlette()}
+    request = Request(scope)
+    with pytest.raises(AgentserveError) as raised:
+        await http_exception(request, HTTPException(status))
+    assert raised.value.status == code
+    assert raised.value.code in CATALOGUE
 
 
 def test_the_server_process_never_imports_torch() -> None:

@@ -18,13 +18,20 @@ LIMIT = 100_000
 
 
 async def measure(request: Request) -> Response:
-    return json_response({"bytes": len(await read_body(request, LIMIT, deadline_s=0.5))})
+    return json_response({"bytes": len(await read_body(request, LIMIT, deadline_s=60))})
+
+
+async def hurry(request: Request) -> Response:
+    return json_response({"bytes": len(await read_body(request, LIMIT, deadline_s=0.1))})
 
 
 @pytest.fixture(scope="module", params=["auto", "h11"])
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
     app = Starlette(
-        routes=[Route("/", measure, methods=["POST"])],
+        routes=[
+            Route("/", measure, methods=["POST"]),
+            Route("/hurry", hurry, methods=["POST"]),
+        ],
         middleware=[Middleware(ErrorBoundary, count=lambda code: None)],
     )
     with serving(app, request.param) as number:
@@ -70,7 +77,7 @@ def test_many_tiny_chunks_are_one_body(port: int) -> None:
 
 def test_a_trickled_body_runs_into_the_deadline(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port)) as peer:
-        peer.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
+        peer.sendall(b"POST /hurry HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc")
         status, answer = read_answer(peer)
         assert status == 400
         assert answer["error"]["code"] == "invalid_request"

@@ -342,6 +342,8 @@ def test_metrics_count_turns_tokens_and_errors(server: Served) -> None:
     session = server.create()
     server.turn(session)
     server.http.get("/sessions/absent")
+    server.http.get("/absent")
+    assert server.http.delete("/sessions").headers["allow"] == "GET, HEAD, POST"
     answer = server.http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     values = dict(
@@ -349,6 +351,7 @@ def test_metrics_count_turns_tokens_and_errors(server: Served) -> None:
     )
     numbers = {name: float(value) for name, value in values.items()}
     assert numbers['agentserve_errors_total{code="session_not_found"}'] >= 1
+    assert numbers['agentserve_errors_total{code="route_not_found"}'] >= 1
     assert numbers['agentserve_tokens_total{kind="prefill"}'] > 0
     assert numbers['agentserve_tokens_total{kind="decode"}'] > 0
     assert numbers['agentserve_sessions{state="idle"}'] >= 1
