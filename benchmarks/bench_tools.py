@@ -1,10 +1,12 @@
 """How often does the embedded model call the right tool, and how often validly at all?
 
-40 prompts that appear nowhere in the tools' descriptions, 4 tools, greedy decoding, three modes:
+40 prompts that appear nowhere in the tools' descriptions, 4 tools, greedy decoding, four modes:
 
 free         the tools are described in the system message; nothing else helps
-example      the system message also shows one worked example of each tool
+example      the conversation also begins with one worked example of each tool: a user message and
+             the call that answers it
 constrained  the same, and once a call opens, the grammar allows only valid calls
+forced       the same, and the grammar demands a call from the first token (tool_choice required)
 
 The first two declare no tools to the server, so that it constrains nothing; their calls are read
 from the text as leniently as possible: the first JSON object with a name.
@@ -13,6 +15,7 @@ from the text as leniently as possible: the first JSON object with a name.
 """
 
 import argparse
+import asyncio
 import datetime
 import json
 import os
@@ -25,39 +28,47 @@ from typing import Any, Literal
 import jsonschema
 from agentserve_tools import Toolbox, tool
 
-from agentserve import Client, wire
-from agentserve.sessions.toolformat import JSON
+from agentserve import AsyncClient, user, wire
 
 MODEL = "smollm2-135m"
 MAX_OUTPUT_TOKENS = 64
-MODES = ("free", "example", "constrained")
+MODES = ("free", "example", "constrained", "forced")
+CONCURRENCY = 16
 
 
-@tool(examples=[{"city": "Oslo"}])
+@tool(examples=[{"input": "What is the weather in Oslo?", "arguments": {"city": "Oslo"}}])
 def get_weather(city: str) -> str:
     """Tell the weather in a city."""
     return city
 
 
-@tool(examples=[{"minutes": 25}])
+@tool(examples=[{"input": "Set a timer for 25 minutes.", "arguments": {"minutes": 25}}])
 def set_timer(minutes: int) -> str:
     """Start a timer."""
     return str(minutes)
 
 
-@tool(examples=[{"path": "docs/intro.txt"}])
+@tool(examples=[{"input": "Show me docs/intro.txt.", "arguments": {"path": "docs/intro.txt"}}])
 def read_file(path: str) -> str:
     """Show what is in a file."""
     return path
 
 
-@tool(examples=[{"word": "bread", "language": "german"}])
+@tool(
+    examples=[
+        {
+            "input": "Translate bread to German.",
+            "arguments": {"word": "bread", "language": "german"},
+        }
+    ]
+)
 def translate(word: str, language: Literal["german", "french", "spanish", "italian"]) -> str:
     """Translate a word."""
     return f"{word} {language}"
 
 
-CASES: list[tuple[str, str, dict[str, Any]]] = [
+Case = tuple[str, str, dict[str, Any]]
+CASES: list[Case] = [
     ("What is the weather like in Paris?", "get_weather", {"city": "Paris"}),
     ("Is it raining in London right now?", "get_weather", {"city": "London"}),
     ("How warm is it in Madrid?", "get_weather", {"city": "Madrid"}),
@@ -121,15 +132,14 @@ def described() -> str:
     return "\n".join((*lines, "When you have what you need, answer in plain text."))
 
 
-def with_examples() -> str:
-    """The system message that the server writes for these tools."""
-    tools = [
-        wire.Tool(
-            spec.name, spec.parameters, description=spec.description, examples=list(spec.examples)
-        )
-        for spec in TOOLBOX.specs
-    ]
-    return str(JSON.system(tools, None))
+def worked_examples() -> list[wire.Item]:
+    """One user message and its call for each tool, as the beginning of a conversation."""
+    items: list[wire.Item] = []
+    for spec in TOOLBOX.specs:
+        (example,) = spec.examples
+        call = json.dumps({"name": spec.name, "arguments": example["arguments"]})
+        items += [user(example["input"]), wire.AssistantItem(call)]
+    return items
 
 
 def json_objects(text: str) -> Iterator[Any]:
@@ -156,7 +166,7 @@ def is_valid(call: Call | None) -> bool:
     if call is None or call["name"] not in TOOLBOX:
         return False
     schema = TOOLBOX[call["name"]].spec.parameters
-    return jsonschema.Draft202012Validator(schema).is_valid(call["arguments"])
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(call["arguments"]))
 
 
 def is_right(call: Call | None, name: str, arguments: dict[str, Any]) -> bool:
@@ -172,41 +182,55 @@ def folded(arguments: Any) -> Any:
     return {k: v.strip().casefold() if isinstance(v, str) else v for k, v in arguments.items()}
 
 
-def ask(client: Client, mode: str, prompt: str) -> Call | None:
+async def ask(client: AsyncClient, mode: str, prompt: str) -> Call | None:
     """Return the first call that the model makes for `prompt` in a session of its own."""
-    if mode == "constrained":
-        session = client.session(tools=[TOOLBOX[name].function for name in TOOLBOX])
-        turn = session.step(prompt, max_output_tokens=MAX_OUTPUT_TOKENS)
-        calls = [{"name": c.name, "arguments": c.arguments} for c in turn.tool_calls]
-        found = calls[0] if calls else None
-    else:
-        session = client.session(system=described() if mode == "free" else with_examples())
-        found = call_in(session.step(prompt, max_output_tokens=MAX_OUTPUT_TOKENS).text)
-    session.delete()
-    return found
+    examples = worked_examples() if mode != "free" else []
+    if mode in ("free", "example"):
+        session = await client.session(system=described(), history=examples)
+        turn = await session.step(prompt, max_output_tokens=MAX_OUTPUT_TOKENS)
+        return call_in(turn.text)
+    tools = [TOOLBOX[name].function for name in TOOLBOX]
+    session = await client.session(tools=tools, history=examples)
+    turn = await session.step(
+        prompt,
+        max_output_tokens=MAX_OUTPUT_TOKENS,
+        tool_choice="required" if mode == "forced" else "auto",
+    )
+    calls = [{"name": call.name, "arguments": call.arguments} for call in turn.tool_calls]
+    return calls[0] if calls else None
 
 
-def measure(client: Client, cases: list[tuple[str, str, dict[str, Any]]]) -> dict[str, Any]:
+async def measure(cases: list[Case]) -> dict[str, Any]:
     """Ask every prompt in every mode; return counts and every single answer."""
-    answers = []
-    for prompt, name, arguments in cases:
-        answer: dict[str, Any] = {"prompt": prompt, "name": name, "arguments": arguments}
-        for mode in MODES:
-            call = ask(client, mode, prompt)
-            answer[mode] = {
-                "call": call,
-                "valid": is_valid(call),
-                "right": is_right(call, name, arguments),
-            }
-        answers.append(answer)
+    places = asyncio.Semaphore(CONCURRENCY)
+
+    async def judged(mode: str, case: Case) -> dict[str, Any]:
+        prompt, name, arguments = case
+        async with places:
+            call = await ask(client, mode, prompt)
+        return {
+            "call": call,
+            "valid": is_valid(call),
+            "right": is_right(call, name, arguments),
+        }
+
+    async with AsyncClient.embedded(MODEL) as client:
+        found = {
+            mode: await asyncio.gather(*(judged(mode, case) for case in cases)) for mode in MODES
+        }
     counts = {
         mode: {
-            "right": sum(answer[mode]["right"] for answer in answers),
-            "valid": sum(answer[mode]["valid"] for answer in answers),
-            "any_call": sum(answer[mode]["call"] is not None for answer in answers),
+            "right": sum(one["right"] for one in answers),
+            "valid": sum(one["valid"] for one in answers),
+            "any_call": sum(one["call"] is not None for one in answers),
         }
-        for mode in MODES
+        for mode, answers in found.items()
     }
+    answers = [
+        {"prompt": prompt, "name": name, "arguments": arguments}
+        | {mode: found[mode][number] for mode in MODES}
+        for number, (prompt, name, arguments) in enumerate(cases)
+    ]
     return {"prompts": len(cases), "counts": counts, "answers": answers}
 
 
@@ -237,14 +261,13 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Tool calls of the embedded model in three modes.")
+    parser = argparse.ArgumentParser(description="Tool calls of the embedded model in four modes.")
     parser.add_argument(
         "--limit", type=int, default=len(CASES), help="ask only the first N prompts"
     )
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/tools.json"))
     options = parser.parse_args()
-    with Client.embedded(MODEL) as client:
-        result = circumstances() | measure(client, CASES[: options.limit])
+    result = circumstances() | asyncio.run(measure(CASES[: options.limit]))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     print(table(result))

@@ -66,6 +66,18 @@ def test_leaving_a_stream_cancels_the_turn_and_the_session_goes_on(client):
     assert s.step("again", **FEW).stop_reason == "max_tokens"
 
 
+def test_leaving_a_queued_turn_cancels_it_and_not_the_one_that_runs(client):
+    s = client.session()
+    with s.stream("hello", max_output_tokens=60) as running:
+        next(event for event in running if isinstance(event, wire.TextDelta))
+        with s.stream("me too", max_output_tokens=60, when_busy="queue") as queued:
+            assert isinstance(next(queued), wire.TurnQueued)
+        assert isinstance(list(running)[-1], wire.TurnDone)
+    assert running.turn.stop_reason == "max_tokens"
+    assert queued.turn is None
+    assert len(s.turns) == 1
+
+
 def test_run_calls_tools_and_feeds_their_results(client):
     called = []
 
