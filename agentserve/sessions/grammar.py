@@ -1,6 +1,7 @@
 """Which outputs a turn may generate, as the structural tag (JSON) that xgrammar compiles."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,12 +52,14 @@ def structural_tag(
 
 def response_tag(schema: dict[str, Any], format: ToolFormat | None = None) -> str:
     """Return the constraint of an answer that is JSON of `schema`."""
-    answer = {"type": "json_schema", "json_schema": schema, **_COMPACT}
+    answer = {"type": "json_schema", "json_schema": _compilable(schema), **_COMPACT}
     return _dump(_after_reasoning(answer, format) if format is not None else answer)
 
 
 # Small models can fill their whole budget with white space.
 _COMPACT = {"max_whitespace_cnt": 2}
+# Unicode classes and back references.
+_UNSUPPORTED = re.compile(r"\\[pPk1-9]")
 
 
 def _tag(tool: wire.Tool, format: ToolFormat) -> dict[str, Any]:
@@ -64,9 +67,22 @@ def _tag(tool: wire.Tool, format: ToolFormat) -> dict[str, Any]:
     begin, end = f'{{"name": {name}, "arguments": ', "}"
     if format.begin:
         begin, end = f"{format.begin}\n{begin}", f"{end}\n{format.end}"
-    schema = {"type": "object", **tool.parameters}
+    schema = {"type": "object", **_compilable(tool.parameters)}
     content = {"type": "json_schema", "json_schema": schema, **_COMPACT}
     return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _compilable(schema: Any) -> Any:
+    """Return the schema without the patterns that xgrammar cannot compile."""
+    if isinstance(schema, list):
+        return [_compilable(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _compilable(value)
+        for key, value in schema.items()
+        if not (key == "pattern" and isinstance(value, str) and _UNSUPPORTED.search(value))
+    }
 
 
 def _after_reasoning(then: dict[str, Any], format: ToolFormat) -> dict[str, Any]:
