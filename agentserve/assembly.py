@@ -75,7 +75,8 @@ def assemble(
     form = ThreadLink if backend.in_process else ProcessLink
     link = form(backend.factory, backend.options, engine or EngineSettings(), clock)
     text = load_text(directory, server.model_name)
-    service = SessionService(link, text, MemoryStore(), server, clock, random.SystemRandom())
+    store = MemoryStore(server.store_bytes)
+    service = SessionService(link, text, store, server, clock, random.SystemRandom())
     return Assembly(text.name, link, service, create_app(service, server, clock))
 
 
