@@ -88,7 +88,10 @@ class Scheduler:
             turn = self.waiting[0]
             if not self._admit(turn):
                 break
-            budget -= self._schedule(turn, min(turn.pending, budget))
+            taken = self._schedule(turn, min(turn.pending, budget))
+            if not taken:
+                break
+            budget -= taken
         copies = self._kv.copies.take()
         if not self._counts and not copies:
             return None
