@@ -3,8 +3,8 @@
 40 prompts that appear nowhere in the tools' descriptions, 4 tools, greedy decoding, four modes:
 
 free         the tools are described in the system message; nothing else helps
-example      the conversation also begins with one worked example of each tool: a user message and
-             the call that answers it
+example      the system message is the server's own, and the conversation begins with one worked
+             example of each tool: a user message and the call that answers it
 constrained  the same, and once a call opens, the grammar allows only valid calls
 forced       the same, and the grammar demands a call from the first token (tool_choice required)
 
@@ -29,6 +29,7 @@ import jsonschema
 from agentserve_tools import Toolbox, tool
 
 from agentserve import AsyncClient, user, wire
+from agentserve.sessions.toolformat import JSON
 
 MODEL = "smollm2-135m"
 MAX_OUTPUT_TOKENS = 64
@@ -132,6 +133,17 @@ def described() -> str:
     return "\n".join((*lines, "When you have what you need, answer in plain text."))
 
 
+def as_served() -> str:
+    """The system message that the server writes when these tools are declared."""
+    tools = [
+        wire.Tool(
+            spec.name, spec.parameters, description=spec.description, examples=list(spec.examples)
+        )
+        for spec in TOOLBOX.specs
+    ]
+    return str(JSON.system(tools, None))
+
+
 def worked_examples() -> list[wire.Item]:
     """One user message and its call for each tool, as the beginning of a conversation."""
     items: list[wire.Item] = []
@@ -186,7 +198,8 @@ async def ask(client: AsyncClient, mode: str, prompt: str) -> Call | None:
     """Return the first call that the model makes for `prompt` in a session of its own."""
     examples = worked_examples() if mode != "free" else []
     if mode in ("free", "example"):
-        session = await client.session(system=described(), history=examples)
+        system = described() if mode == "free" else as_served()
+        session = await client.session(system=system, history=examples)
         turn = await session.step(prompt, max_output_tokens=MAX_OUTPUT_TOKENS)
         return call_in(turn.text)
     tools = [TOOLBOX[name].function for name in TOOLBOX]
