@@ -41,6 +41,7 @@ def run(assembly: Assembly, listener: socket.socket, announce: Callable[[str], N
     config = uvicorn.Config(
         assembly.app,
         ws="none",
+        http="h11",  # bounds the size of headers, which httptools does not
         loop="auto",
         access_log=False,
         log_config=None,

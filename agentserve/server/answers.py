@@ -31,17 +31,6 @@ def json_response(
     return Response(wire.encode(value), status, headers, media_type="application/json")
 
 
-def error_body(error: AgentserveError) -> wire.ErrorBody:
-    """Return the Error shape of API.md."""
-    return wire.ErrorBody(
-        code=error.code,
-        message=error.message,
-        retryable=error.retryable,
-        param=error.param,
-        details=error.details,
-    )
-
-
 def error_response(error: AgentserveError, headers: Mapping[str, str] | None = None) -> Response:
     """Render `error`, with the headers by which client libraries decide whether to try again."""
     own = dict(headers or {})
@@ -54,7 +43,7 @@ def error_response(error: AgentserveError, headers: Mapping[str, str] | None = N
         own["Allow"] = ", ".join(error.details.get("allowed", ()))
     if error.status == 401:
         own["WWW-Authenticate"] = "Bearer"
-    return json_response(wire.ErrorAnswer(error_body(error)), error.status, own)
+    return json_response(wire.ErrorAnswer(wire.error_body(error)), error.status, own)
 
 
 def unexpected() -> EngineError:

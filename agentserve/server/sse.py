@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from agentserve import wire
 from agentserve.errors import AgentserveError
-from agentserve.server.answers import error_body, unexpected
+from agentserve.server.answers import unexpected
 from agentserve.server.body import while_connected
 from agentserve.sessions.handle import TurnHandle
 
@@ -35,10 +35,10 @@ async def frames(events: AsyncIterator[tuple[int, wire.Event]]) -> AsyncGenerato
         async for seq, event in events:
             yield frame(event, seq)
     except AgentserveError as error:
-        yield frame(wire.ErrorEvent(error_body(error)))
+        yield frame(wire.ErrorEvent(wire.error_body(error)))
     except Exception:
         logger.exception("an event stream broke")
-        yield frame(wire.ErrorEvent(error_body(unexpected())))
+        yield frame(wire.ErrorEvent(wire.error_body(unexpected())))
 
 
 class EventStream(StreamingResponse):

@@ -41,8 +41,8 @@ from agentserve.sessions.records import CommitRecord
 from agentserve.sessions.session import Session
 from agentserve.sessions.store import Store
 from agentserve.sessions.tree import TurnNode
-from agentserve.sessions.turn import Outcome, TurnRun, error_body
-from agentserve.wire import Context, ErrorEvent, Turn, TurnDone, TurnQueued
+from agentserve.sessions.turn import Outcome, TurnRun
+from agentserve.wire import Context, ErrorEvent, Turn, TurnDone, TurnQueued, error_body
 
 log = logging.getLogger("agentserve.turns")
 

@@ -17,7 +17,6 @@ from agentserve.sessions.prompt import Fed, Prompt
 from agentserve.sessions.tree import Anchor, Entry, Pending, TurnNode, common_prefix
 from agentserve.wire import (
     Context,
-    ErrorBody,
     Event,
     ItemDone,
     KvTokens,
@@ -33,6 +32,7 @@ from agentserve.wire import (
     TurnRequest,
     TurnStarted,
     Usage,
+    error_body,
 )
 
 if TYPE_CHECKING:
@@ -323,8 +323,3 @@ class TurnRun:
 
     def _output_so_far(self) -> list[OutputItem]:
         return list(self.output.items) if self.output is not None else []
-
-
-def error_body(error: AgentserveError) -> ErrorBody:
-    """Return an error as clients see it."""
-    return ErrorBody(error.code, error.message, error.retryable, error.param, error.details)
