@@ -18,7 +18,7 @@ import msgspec
 
 from agentserve.clock import VirtualClock
 from agentserve.config import EngineSettings
-from agentserve.engine.loop import Engine, Matcher
+from agentserve.engine.loop import Engine
 from agentserve.engine.messages import (
     Cancel,
     Close,
@@ -33,8 +33,9 @@ from agentserve.engine.messages import (
     Submit,
     Tokens,
 )
-from agentserve.engine.oracle import OracleRunner, OracleStep, oracle_next
-from agentserve.engine.plan import StepResult, pack
+from agentserve.engine.oracle import oracle_next
+from agentserve.engine.plan import pack
+from agentserve.engine.simworld import FaultyRunner, Grammars, World
 
 STUCK = 5_000  # steps to drain a small world; many times what any seed needs
 
@@ -47,100 +48,6 @@ def expect(condition: bool, message: str) -> None:
     """Raise SimulationError with `message` unless `condition` holds."""
     if not condition:
         raise SimulationError(message)
-
-
-class World(msgspec.Struct, frozen=True):
-    """What a seed decides before anything runs."""
-
-    block_size: int
-    num_blocks: int
-    max_context: int
-    max_slots: int
-    vocab_size: int
-    token_budget: int
-    max_waiting: int
-    sessions: int
-    actions: int
-    fault_rate: float
-
-    @classmethod
-    def draw(cls, rng: random.Random) -> "World":
-        """Return a random world, small enough that memory is always short."""
-        slots = rng.choice((1, 3, 4, 6, 8))
-        return cls(
-            block_size=rng.choice((1, 2, 3, 4, 8)),
-            num_blocks=rng.randint(4, 20),
-            max_context=rng.randint(24, 120),
-            max_slots=slots,
-            vocab_size=rng.choice((3, 16, 64)),
-            token_budget=rng.randint(1, 24),
-            max_waiting=rng.choice((2, 64)),
-            sessions=rng.choice((1, 4, 6, 8, 10)),
-            actions=rng.randint(40, 300),
-            fault_rate=rng.choice((0.0, 0.0, 0.01)),
-        )
-
-
-class FaultyRunner(OracleRunner):
-    """An oracle that fails rows at random: not finite, and what they wrote is garbage."""
-
-    def __init__(self, world: World, rng: random.Random) -> None:
-        super().__init__(
-            vocab_size=world.vocab_size,
-            block_size=world.block_size,
-            num_blocks=world.num_blocks,
-            max_context=world.max_context,
-            max_slots=world.max_slots,
-        )
-        self._rng = rng
-        self._rate = world.fault_rate
-        self.faults = 0
-
-    def collect(self, handle: OracleStep) -> StepResult:
-        """Return the oracle's result with some rows failed."""
-        result = super().collect(handle)
-        finite = []
-        for row in handle.plan.rows:
-            good = self._rng.random() >= self._rate
-            if not good:
-                self.faults += 1
-                self.write(row.slot, row.start, [-7] * row.count)
-            finite.append(good)
-        return msgspec.structs.replace(result, finite=finite)
-
-
-class EvenTokens:
-    """A grammar of even tokens; with `breaks_after` it fails once it saw that many."""
-
-    def __init__(self, vocab_size: int, breaks_after: int | None) -> None:
-        words = [0x55555555] * (-(-vocab_size // 32))
-        self._mask = b"".join(word.to_bytes(4, "little") for word in words)
-        self._left = breaks_after
-
-    def mask(self) -> bytes | None:
-        """Return the mask of even tokens. Raises RuntimeError when it is time to break."""
-        if self._left == 0:
-            raise RuntimeError("this grammar breaks here")
-        return self._mask
-
-    def accept(self, token: int) -> None:
-        """Count a token."""
-        if self._left is not None:
-            self._left = max(0, self._left - 1)
-
-
-class Grammars:
-    """Compiles "even" and "breaks:N"; anything else is a bad grammar."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-
-    def compile(self, spec: str) -> Matcher:
-        """Return a matcher. Raises ValueError for an unknown spec."""
-        name, _, count = spec.partition(":")
-        if name not in ("even", "breaks"):
-            raise ValueError(f"unknown grammar {spec!r}")
-        return EvenTokens(self._vocab_size, int(count) if count else None)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from engine_driver import VOCAB, Driver, RecordingRunner, alone
 from agentserve.config import EngineSettings
 from agentserve.engine.messages import Cancel, Close, Fork, Hint, Progress, Stats, Submit
 from agentserve.engine.plan import SamplingParams, pack, unpack
-from agentserve.engine.sim import Grammars
+from agentserve.engine.simworld import Grammars
 
 PROMPT = list(range(20))
 
