@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numba import njit, prange
 
-from agentserve_kernels.scalar import narrow
+from agentserve_kernels.scalar import FAST, narrow
 from agentserve_kernels.tensors import Pages, check, view
 
 
@@ -70,7 +70,7 @@ def kv_write_reference(
     return rotate_reference(query, cos, sin)
 
 
-@njit(fastmath=True, nogil=True, cache=True)
+@njit(fastmath=FAST, nogil=True, cache=True)
 def _normalise(head: Any, weight: Any, eps: Any) -> None:
     square = np.float32(0)
     for i in range(head.size):

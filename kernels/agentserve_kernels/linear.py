@@ -12,7 +12,7 @@ import torch
 from numba import njit, prange, types
 from numba.extending import overload
 
-from agentserve_kernels.scalar import high_half, low_half, widen
+from agentserve_kernels.scalar import FAST, high_half, low_half, widen
 from agentserve_kernels.tensors import STORAGE, Workspace, check, view
 
 FEW_ROWS = 16  # above this GEMM wins, measured at 576 x 1536 on 2 Zen 3 cores
@@ -25,7 +25,7 @@ def linear_reference(
     return torch.nn.functional.linear(x, weight.float(), bias)
 
 
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+@njit(parallel=True, fastmath=FAST, nogil=True, cache=True)
 def _multiply_float32(weight: Any, x: Any, out: Any) -> None:
     rows, inner = x.shape
     for n in prange(weight.shape[0]):
@@ -48,7 +48,7 @@ def _multiply_float32(weight: Any, x: Any, out: Any) -> None:
             m += 1
 
 
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+@njit(parallel=True, fastmath=FAST, nogil=True, cache=True)
 def _multiply_bfloat16(pairs: Any, even: Any, odd: Any, out: Any) -> None:
     # A shift and a mask widen two packed weights in place; the inputs are split to match.
     rows, inner = even.shape

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numba import njit, prange
 
+from agentserve_kernels.scalar import FAST
 from agentserve_kernels.tensors import check
 
 
@@ -27,8 +28,8 @@ def _rows(residual: Any, delta: Any, weight: Any, eps: Any, out: Any) -> None:
             out[row, i] = residual[row, i] * scale * weight[i]
 
 
-norm_rows = njit(fastmath=True, nogil=True, cache=True)(_rows)
-_parallel = njit(parallel=True, fastmath=True, nogil=True, cache=True)(_rows)
+norm_rows = njit(fastmath=FAST, nogil=True, cache=True)(_rows)
+_parallel = njit(parallel=True, fastmath=FAST, nogil=True, cache=True)(_rows)
 
 
 def add_rms_norm(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numba import get_num_threads, njit, prange
 
-from agentserve_kernels.scalar import exp32, widen
+from agentserve_kernels.scalar import FAST, exp32, widen
 from agentserve_kernels.tensors import Pages, Workspace, check, view
 
 
@@ -58,7 +58,7 @@ def _partial_kernel(group: int, dim: int) -> Any:
     One function, because numba's cache takes closures over numbers, not over other kernels.
     """
 
-    @njit(parallel=True, fastmath=True, nogil=True, cache=True)
+    @njit(parallel=True, fastmath=FAST, nogil=True, cache=True)
     def partial(query: Any, pages: Any, decode: Any, running: Any) -> None:
         cache, layer, tables = pages
         rows, slots, lengths = decode
@@ -96,7 +96,7 @@ def _partial_kernel(group: int, dim: int) -> Any:
     return partial
 
 
-@njit(fastmath=True, nogil=True, cache=True)
+@njit(fastmath=FAST, nogil=True, cache=True)
 def _rescale(scores: Any, count: int, maxima: Any, sums: Any, values: Any) -> None:
     """Turn scores into weights under the new maximum, and bring the running sums under it."""
     for g in range(maxima.size):
@@ -114,7 +114,7 @@ def _rescale(scores: Any, count: int, maxima: Any, sums: Any, values: Any) -> No
             values[g, i] *= shrink
 
 
-@njit(fastmath=True, nogil=True, cache=True)
+@njit(fastmath=FAST, nogil=True, cache=True)
 def _join(partial: Any, rows: Any, out: Any) -> None:
     maxima, sums, accumulated = partial
     _, kv_heads, splits, group, dim = accumulated.shape

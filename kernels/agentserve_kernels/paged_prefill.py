@@ -12,7 +12,7 @@ import torch
 from numba import njit, prange
 
 from agentserve_kernels.paged_decode import gather_reference
-from agentserve_kernels.scalar import exp32, widen
+from agentserve_kernels.scalar import FAST, exp32, widen
 from agentserve_kernels.tensors import Pages, Workspace, check, view
 
 SCORE_BUDGET = 2 * 1024 * 1024  # float32 scores of one tile of queries, all heads
@@ -54,7 +54,16 @@ def _gather(cache: Any, layer: int, table: Any, length: int, out: Any) -> None:
                         out[part, head, first + t, i] = widen(cache[block, layer, part, head, t, i])
 
 
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+@njit(fastmath=True, nogil=True, cache=True)
+def _largest(row: Any) -> Any:
+    # Only a maximum that may ignore NaN is vectorised; exp32 finds the NaN again.
+    top = np.float32(-1e30)
+    for i in range(row.size):
+        top = max(top, row[i])
+    return top
+
+
+@njit(parallel=True, fastmath=FAST, nogil=True, cache=True)
 def _causal_softmax(scores: Any, start: int, scale: Any) -> None:
     """Turn scores [kv_heads, count, group, end] into weights; token c sees start + c + 1 keys."""
     kv_heads, count, group, end = scores.shape
@@ -63,9 +72,7 @@ def _causal_softmax(scores: Any, start: int, scale: Any) -> None:
         seen = start + token + 1
         for g in range(group):
             row = scores[head, token, g]
-            top = np.float32(-1e30)
-            for i in range(seen):
-                top = max(top, row[i])
+            top = _largest(row[:seen])
             total = np.float32(0)
             for i in range(seen):
                 row[i] = exp32((row[i] - top) * scale)

@@ -129,6 +129,22 @@ def test_a_chunk_and_single_tokens_attend_alike(random):
     close(whole, single)
 
 
+def test_a_nan_in_the_cache_reaches_the_rows_that_read_it_and_no_other(random):
+    pages = paged(random, torch.bfloat16, 2, [40, 40])
+    pages.cache[pages.tables[0, 1].item(), 1, 0, 1, 3, 5] = float("nan")
+    query = torch.randn((42, 4, DIM), generator=random)
+    out = torch.zeros_like(query)
+    ones = torch.tensor([40, 41])
+    decode = DecodeRows(ones, torch.tensor([0, 1]), torch.tensor([40, 40]))
+    paged_decode(query, pages, decode, out, Workspace())
+    paged_prefill(query, pages, Chunk(0, 0, 0, 40), out, Workspace())
+    broken = out.isnan().any(-1)
+    assert broken[40].tolist() == [False, False, True, True]
+    assert not broken[41].any()
+    assert not broken[: BLOCK + 3].any()
+    assert broken[BLOCK + 3 : 40, 2:].all()
+
+
 def test_exp32_is_accurate_over_its_range():
     x = np.linspace(-86, 87, 20_001).astype(np.float32)
 
@@ -142,6 +158,7 @@ def test_exp32_is_accurate_over_its_range():
     exact = np.exp(x.astype(np.float64))
     assert np.max(np.abs(run(x) / exact - 1)) < 3e-7
     assert run(np.array([-1e30], np.float32))[0] == 0
+    assert np.isnan(run(np.array([np.nan], np.float32))[0])
 
 
 def test_narrow_rounds_as_torch_does(random):
