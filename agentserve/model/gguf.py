@@ -44,6 +44,10 @@ _STORED_AS_IS = {
     GGMLQuantizationType.F16: "F16",
     GGMLQuantizationType.BF16: "BF16",
 }
+_QUANTISED = {
+    GGMLQuantizationType[name]
+    for name in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+}
 # Llama 3 is the one family whose GGUF has rope_freqs; the bounds are the same in all its sizes.
 _LLAMA3 = {
     "low_freq_factor": 1.0,
@@ -59,6 +63,7 @@ def convert(reader: GGUFReader, directory: Path, progress: Progress | None = Non
     an architecture, a rope scaling or a tensor that is not supported, before anything is written.
     """
     config = read_config(reader)
+    _refuse_unreadable(reader.tensors)
     tensors = {_hf_name(t.name): t for t in reader.tensors if t.name != "rope_freqs.weight"}
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     header, total = _header(tensors)
@@ -102,12 +107,12 @@ def read_config(reader: GGUFReader) -> dict[str, Any]:
         "num_key_value_heads": value("attention.head_count_kv", heads),
         "head_dim": value("attention.key_length", hidden // heads),
         "max_position_embeddings": value("context_length"),
-        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": _decimal(value("attention.layer_norm_rms_epsilon")),
         "hidden_act": "silu",
         "attention_bias": model_type != "qwen2" and "blk.0.attn_q.bias" in names,
         "mlp_bias": "blk.0.ffn_up.bias" in names,
         "tie_word_embeddings": "output.weight" not in names,
-        "rope_parameters": _rope(reader, value("rope.freq_base", 10000.0)),
+        "rope_parameters": _rope(reader, _decimal(value("rope.freq_base", 10000.0))),
         "bos_token_id": _field(reader, "tokenizer.ggml.bos_token_id"),
         "eos_token_id": _field(reader, "tokenizer.ggml.eos_token_id"),
     }
@@ -116,6 +121,11 @@ def read_config(reader: GGUFReader) -> dict[str, Any]:
 def _field(reader: GGUFReader, key: str, default: Any = None) -> Any:
     field = reader.get_field(key)
     return default if field is None else field.contents()
+
+
+def _decimal(value: float) -> float:
+    """Return the number that was meant: GGUF keeps float32, so 1e-6 comes as 9.99999997e-07."""
+    return float(str(np.float32(value)))
 
 
 def _refuse_unbuilt(value: Callable[..., Any]) -> None:
@@ -136,7 +146,7 @@ def _rope(reader: GGUFReader, theta: float) -> dict[str, Any]:
     divisors = next((t.data for t in reader.tensors if t.name == "rope_freqs.weight"), None)
     if divisors is None:
         return {"rope_type": "default", "rope_theta": theta}
-    factor = float(divisors.max())
+    factor = _decimal(divisors.max())
     frequencies = theta ** -(np.arange(divisors.size) / divisors.size)
     turns = _LLAMA3["original_max_position_embeddings"] * frequencies / (2 * np.pi)
     low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
@@ -183,12 +193,15 @@ def _values(tensor: Any) -> Array:
     if tensor.tensor_type in _STORED_AS_IS:
         stored: Array = tensor.data
         return stored
-    try:
-        values: Array = dequantize(tensor.data, tensor.tensor_type)
-    except NotImplementedError:
-        kind = tensor.tensor_type.name
-        raise UnsupportedModel(f"GGUF tensor {tensor.name} has type {kind}") from None
+    values: Array = dequantize(tensor.data, tensor.tensor_type)
     return values
+
+
+def _refuse_unreadable(tensors: list[Any]) -> None:
+    for tensor in tensors:
+        kind = tensor.tensor_type
+        if kind not in _STORED_AS_IS and kind not in _QUANTISED:
+            raise UnsupportedModel(f"GGUF tensor {tensor.name} has type {kind.name}")
 
 
 def _unpermute(data: Array, name: str, config: dict[str, Any]) -> Array:

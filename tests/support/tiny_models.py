@@ -45,10 +45,10 @@ FAMILIES = {
 }
 
 
-def save_random(family, directory, seed=0):
+def save_random(family, directory, seed=0, **overrides):
     """Save a random checkpoint of FAMILIES; return transformers' own model of it."""
     name, changes = FAMILIES[family]
-    sizes = dict(SIZES, **changes)
+    sizes = SIZES | changes | overrides
     if name == "Qwen2":
         del sizes["head_dim"]  # hidden_size / heads, as in its config class
     config = getattr(transformers, f"{name}Config")(**sizes)
