@@ -34,7 +34,7 @@ def create_app(service: SessionService, settings: ServerSettings, clock: Clock) 
     check_bind(settings)
     ledger = AnswerLedger(clock)
     metrics = Metrics(service, ledger)
-    service.driver.observers.append(metrics.observe_turn)
+    service.driver.commits.observers.append(metrics.observe_turn)
     app = Starlette(
         routes=[
             *SessionRoutes(service, settings, ledger, metrics).table(),

@@ -31,9 +31,10 @@ class Metrics:
         self._errors = Counter(
             "agentserve_errors", "Error answers by code.", ["code"], registry=self._registry
         )
-        self._stalled = Counter(
-            "agentserve_stalled_readers",
-            "Event streams dropped because the client stopped reading.",
+        self._dropped = Counter(
+            "agentserve_dropped_readers",
+            "Event streams whose client stopped reading (stalled) or was too slow (behind).",
+            ["reason"],
             registry=self._registry,
         )
         self._ttft = Histogram(
@@ -54,9 +55,9 @@ class Metrics:
         """Count an error answer; codes come from the closed catalogue."""
         self._errors.labels(code).inc()
 
-    def count_stalled_reader(self) -> None:
+    def count_dropped_reader(self, reason: str) -> None:
         """Count a reader that was dropped."""
-        self._stalled.inc()
+        self._dropped.labels(reason).inc()
 
     def observe_turn(self, turn: wire.Turn) -> None:
         """Take the times of a turn that ended."""

@@ -219,7 +219,7 @@ class SessionRoutes:
             after=after,
             ping_s=self._settings.ping_s,
             send_timeout_s=self._settings.send_timeout_s,
-            on_stall=self._metrics.count_stalled_reader,
+            on_drop=self._metrics.count_dropped_reader,
         )
         stream.headers.update({"Turn-Id": handle.turn_id} | _replay_header(replayed))
         return stream

@@ -12,7 +12,7 @@ from agentserve import wire
 from agentserve.errors import AgentserveError
 from agentserve.server.answers import unexpected
 from agentserve.server.body import while_connected
-from agentserve.sessions.handle import TurnHandle
+from agentserve.sessions.handle import FellBehind, TurnHandle
 
 logger = logging.getLogger(__name__)
 
@@ -26,15 +26,24 @@ def frame(event: wire.Event, seq: int | None = None) -> bytes:
     return head + b"event: " + kind + b"\ndata: " + wire.encode(event) + b"\n\n"
 
 
-async def frames(events: AsyncIterator[tuple[int, wire.Event]]) -> AsyncGenerator[bytes, None]:
+def ignore(_: str) -> None:
+    """Take the reason why a reader was dropped, and do nothing."""
+
+
+async def frames(
+    events: AsyncIterator[tuple[int, wire.Event]], on_drop: Callable[[str], None] = ignore
+) -> AsyncGenerator[bytes, None]:
     """Yield the frames of `events`.
 
-    A failure of the source becomes the `error` event that ends every unfinished stream.
+    A failure of the source becomes the `error` event that ends every unfinished stream. It has no
+    id: a reader that resumes goes on after the last event that it was sent.
     """
     try:
         async for seq, event in events:
             yield frame(event, seq)
     except AgentserveError as error:
+        if isinstance(error, FellBehind):
+            on_drop("behind")
         yield frame(wire.ErrorEvent(wire.error_body(error)))
     except Exception:
         logger.exception("an event stream broke")
@@ -45,7 +54,8 @@ class EventStream(StreamingResponse):
     """The events of a turn after sequence number `after`, for as long as somebody reads them.
 
     A ping fills every silence of `ping_s` seconds. A reader that takes nothing for
-    `send_timeout_s` is dropped. The turn learns from attach and detach whether anybody is left.
+    `send_timeout_s` is dropped ("stalled"), and so is one that the event buffer has left behind
+    ("behind"); `on_drop` is told. The turn learns from attach and detach whether anybody is left.
     """
 
     def __init__(
@@ -55,9 +65,9 @@ class EventStream(StreamingResponse):
         after: int,
         ping_s: float,
         send_timeout_s: float,
-        on_stall: Callable[[], None] = lambda: None,
+        on_drop: Callable[[str], None] = ignore,
     ) -> None:
-        self._frames = frames(handle.events(after))
+        self._frames = frames(handle.events(after), on_drop)
         super().__init__(
             self._frames,
             media_type="text/event-stream",
@@ -66,7 +76,7 @@ class EventStream(StreamingResponse):
         self._handle = handle
         self._ping_s = ping_s
         self._send_timeout_s = send_timeout_s
-        self._on_stall = on_stall
+        self._on_drop = on_drop
         self._sent_at = 0.0  # the event loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,7 +91,7 @@ class EventStream(StreamingResponse):
         try:
             await while_connected(receive, self._deliver(timed))
         except* TimeoutError:
-            self._on_stall()
+            self._on_drop("stalled")
             logger.info("dropped a stalled reader of turn %s", self._handle.turn_id)
         finally:
             self._handle.detach()

@@ -1,8 +1,7 @@
 """The server's side of the engine seam: starts turns, feeds them events, commits how they end."""
 
+import itertools
 import logging
-from array import array
-from collections.abc import Callable
 
 import msgspec
 
@@ -10,6 +9,7 @@ from agentserve.clock import Clock
 from agentserve.config import ServerSettings
 from agentserve.engine.messages import (
     Cancel,
+    Close,
     Down,
     EngineLink,
     Event,
@@ -24,6 +24,7 @@ from agentserve.engine.messages import (
 from agentserve.engine.plan import RunnerInfo
 from agentserve.errors import (
     AgentserveError,
+    BadToolSchema,
     ContextFull,
     Draining,
     EngineDown,
@@ -32,17 +33,14 @@ from agentserve.errors import (
     InvalidRequest,
     ModelLoading,
     Overloaded,
-    StoreFull,
 )
-from agentserve.sessions.accounting import Counters, log_line
+from agentserve.sessions.ahead import PrefillAhead
+from agentserve.sessions.commit import TurnCommitter
 from agentserve.sessions.prepare import TurnPreparer
-from agentserve.sessions.prompt import compose
-from agentserve.sessions.records import CommitRecord
 from agentserve.sessions.session import Session
 from agentserve.sessions.store import Store
-from agentserve.sessions.tree import TurnNode
 from agentserve.sessions.turn import Outcome, TurnRun
-from agentserve.wire import Context, ErrorEvent, Turn, TurnDone, TurnQueued, error_body
+from agentserve.wire import TurnQueued
 
 log = logging.getLogger("agentserve.turns")
 
@@ -51,7 +49,6 @@ _REFUSALS: dict[str, type[AgentserveError]] = {
     "context_full": ContextFull,
     "exceeds_kv_capacity": ExceedsKvCapacity,
     "overloaded": Overloaded,
-    "bad_grammar": InvalidRequest,
 }
 
 
@@ -67,8 +64,8 @@ class TurnDriver:
         clock: Clock,
     ) -> None:
         self.preparer = preparer
-        self.counters = Counters()
-        self.observers: list[Callable[[Turn], None]] = []  # told of every turn that ended
+        self.numbers = itertools.count(1)  # of turns at the engine seam
+        self.commits = TurnCommitter(preparer.text, store, clock, lambda: self.info)
         self.stats: Stats | None = None
         self.draining = False
         self.incarnation = 0
@@ -81,6 +78,7 @@ class TurnDriver:
         self._heard = clock.monotonic()
         self._runs: dict[int, TurnRun] = {}
         self._queued: dict[int, TurnRun] = {}
+        self._ahead = PrefillAhead(link, preparer.text, self.numbers)
 
     @property
     def info(self) -> RunnerInfo:
@@ -123,66 +121,83 @@ class TurnDriver:
         _ = self.info
 
     async def pump(self) -> None:
-        """Read the engine's events for as long as the service lives."""
-        while True:
-            for event in await self._link.receive():
-                await self.on_event(event)
+        """Read the engine's events for as long as the service lives.
+
+        An event that cannot be handled is logged and ends at most its own turn. When the engine
+        can be read no more, every open turn ends with engine_error and /ready says so.
+        """
+        try:
+            while True:
+                for event in await self._link.receive():
+                    await self.on_event(event)
+        except Exception as error:
+            self._down = f"its events can no longer be read: {type(error).__name__}"
+            await self._fail_all(EngineError(f"the engine was lost: {self._down}"))
+            raise
 
     async def on_event(self, event: Event) -> None:
-        """Take one event of the engine."""
+        """Take one event of the engine. Never raises."""
         self._heard = self._clock.monotonic()
-        if isinstance(event, Ready):
-            self._on_ready(event)
-        elif isinstance(event, Down):
-            await self._on_down(event)
-        elif isinstance(event, Stats):
-            self.stats = event
-        elif run := self._runs.get(event.turn):
-            try:
+        try:
+            if isinstance(event, Ready):
+                self._on_ready(event)
+            elif isinstance(event, Down):
+                await self._on_down(event)
+            elif isinstance(event, Stats):
+                self.stats = event
+            elif run := self._runs.get(event.turn):
                 await self._on_turn_event(run, event)
-            except Exception:
-                log.exception("session=%s turn=%s fault=server", run.session.id, run.id)
-                await self._abandon(run)
-
-    async def _abandon(self, run: TurnRun) -> None:
-        """End a turn that the server itself failed; every other turn goes on."""
-        session = run.session
-        self._link.send(Cancel(run.number))
-        session.mirror.forget()
-        self._runs.pop(run.number, None)
-        self._refuse(run, EngineError("the server failed this turn"))
-        await self._store.forget(session.key, run.id)
-        session.running = None
-        await self.advance(session)
+            elif session := self._ahead.on_event(event):
+                await self._resume(session)
+        except Exception:
+            log.exception("an event of the engine could not be handled: %s", type(event).__name__)
 
     def _on_ready(self, event: Ready) -> None:
-        self.counters.engine_restarts += self._info is not None
+        self.commits.counters.engine_restarts += self._info is not None
         self._info, self.incarnation, self._down = event.info, event.incarnation, None
 
     async def _on_down(self, event: Down) -> None:
         self._down = event.reason
         self.incarnation += 1
-        error = EngineDown(f"the engine died: {event.reason}")
+        await self._fail_all(EngineDown(f"the engine died: {event.reason}"))
+
+    async def _fail_all(self, error: AgentserveError) -> None:
+        self._ahead.lose()
         for run in list(self._runs.values()):
-            await self._end(run, None, error)
+            await self._end_safely(run, None, error)
 
     async def _on_turn_event(
         self, run: TurnRun, event: Started | Progress | Tokens | Finished | Refused
     ) -> None:
-        if isinstance(event, Started):
-            run.on_started(event)
-        elif isinstance(event, Progress):
-            run.on_progress(event)
-        elif isinstance(event, Tokens):
-            run.session.mirror.tokens.extend(event.tokens)
-            if run.on_tokens(event, self._clock.monotonic()):
-                self._link.send(Cancel(run.number))
-        elif isinstance(event, Finished):
-            run.session.mirror.settle(event.log_length, event.kv_length)
-            error = EngineError(event.message) if event.reason == "error" else None
-            await self._end(run, event, error)
-        else:
-            await self._on_refused(run, event)
+        try:
+            if isinstance(event, Started):
+                run.on_started(event)
+            elif isinstance(event, Progress):
+                run.on_progress(event)
+            elif isinstance(event, Tokens):
+                run.session.mirror.tokens.extend(event.tokens)
+                if run.on_tokens(event, self._clock.monotonic()):
+                    self._link.send(Cancel(run.number))
+            elif isinstance(event, Finished):
+                run.session.mirror.settle(event.log_length, event.kv_length)
+                error = EngineError(event.message) if event.reason == "error" else None
+                await self._end(run, event, error)
+            else:
+                await self._on_refused(run, event)
+        except Exception:
+            await self._abandon(run)
+
+    async def _abandon(self, run: TurnRun) -> None:
+        """End a turn that the server itself failed; every other turn goes on."""
+        session = run.session
+        log.exception("session=%s turn=%s fault=server", session.id, run.id)
+        session.mirror.forget()
+        self._runs.pop(run.number, None)
+        try:
+            self._link.send(Cancel(run.number))
+            await self.commits.abandon(run)
+        finally:
+            await self._free(session)
 
     async def _on_refused(self, run: TurnRun, event: Refused) -> None:
         mirror = run.session.mirror
@@ -192,11 +207,17 @@ class TurnDriver:
             self._submit(run)
             return
         mirror.refused()
-        error = _REFUSALS.get(event.code, EngineError)(event.message)
-        await self._end(run, None, error)
+        await self._end(run, None, _refusal(run, event))
 
     async def accept(self, run: TurnRun) -> None:
-        """Run the turn now, or after the one that runs. Raises what refuses it; nothing changes."""
+        """Run the turn now, or after the one that runs. Raises what refuses it; nothing changes.
+
+        Everything that the server can know is refused here: parameters, context_full and
+        exceeds_kv_capacity (from RunnerInfo), overloaded (from its own count of open turns). The
+        engine's own word is not waited for, since it comes with the next step. What it still
+        refuses, such as a schema that its grammar compiler cannot take, is a turn that was
+        accepted and failed: status `failed`, with the code that the error would have had.
+        """
         session = run.session
         if session.running is not None or session.queue:
             await self._enqueue(run)
@@ -205,29 +226,22 @@ class TurnDriver:
         session.running = run
         try:
             await self._store.accept(session.key, run.id, msgspec.msgpack.encode(run.request))
-        except StoreFull as full:
+        except BaseException as error:
             session.running = None
-            self._refuse(run, full)
+            self.commits.refuse(run, _as_refusal(error))
             await self.advance(session)
             raise
         session.keep_handle(run.handle)
         await self._launch(run)
-
-    def _refuse(self, run: TurnRun, error: AgentserveError) -> None:
-        """End the handle of a turn that left no record, for whoever waits on it."""
-        if not run.handle.done:
-            outcome = Outcome("failed", None, "none", error)
-            turn = run.turn(outcome, self._context(run.session, None))
-            run.handle.end(turn, ErrorEvent(error_body(error)))
 
     async def _enqueue(self, run: TurnRun) -> None:
         session = run.session
         self._queued[run.number] = run
         try:
             await self._store.accept(session.key, run.id, msgspec.msgpack.encode(run.request))
-        except StoreFull as full:
+        except BaseException as error:
             del self._queued[run.number]
-            self._refuse(run, full)
+            self.commits.refuse(run, _as_refusal(error))
             raise
         session.keep_handle(run.handle)
         if run.request.when_busy == "interrupt":
@@ -244,33 +258,82 @@ class TurnDriver:
         while session.queue and session.running is None:
             run = session.queue.popleft()
             del self._queued[run.number]
+            session.running = run
             try:
                 if session.closed or self._down is not None:
                     raise EngineDown("the turn could not be started")
                 self.preparer.prepare(run)
             except AgentserveError as error:
-                session.running = run
-                await self._end(run, None, error)
-                continue
-            session.running = run
-            await self._launch(run)
+                await self._end_safely(run, None, error)
+            except Exception:
+                await self._abandon(run)
+            else:
+                await self._launch(run)
 
     async def _launch(self, run: TurnRun) -> None:
-        if run.cancel is not None or run.session.closed or self._down is not None:
+        """Submit the turn, or let the end of a prefill ahead do it: one runs in a sequence."""
+        session = run.session
+        if run.cancel is not None or session.closed or self._down is not None:
             error = EngineDown("the engine died") if self._down is not None else None
             run.cancel = run.cancel or "none"
-            await self._end(run, None, error)
+            await self._end_safely(run, None, error)
             return
         self._runs[run.number] = run
-        mirror = run.session.mirror
-        mirror.sync(self.incarnation)
-        run.restarted = mirror.lost
-        self._submit(run)
+        if self._ahead.stop(session):
+            return
+        session.mirror.sync(self.incarnation)
+        run.ahead = session.ahead.take(run.prompt.log)
+        run.restarted = session.mirror.lost or run.ahead.restarted
+        try:
+            self._submit(run)
+        except Exception:
+            await self._abandon(run)
 
     def _submit(self, run: TurnRun) -> None:
         assert run.options is not None
         run.submitted = True
         self._link.send(run.session.mirror.submit(run.number, run.prompt.log, run.options))
+
+    async def _resume(self, session: Session) -> None:
+        """Go on after a prefill ahead has ended: with the turn that waited, or with more of it."""
+        run = session.running
+        if run is None:
+            if self._may_prefill(session):
+                self._ahead.go_on(session)
+        elif run.number in self._runs and not run.submitted:
+            await self._launch(run)
+
+    def _may_prefill(self, session: Session) -> bool:
+        idle = session.running is None and not session.queue and not session.closed
+        up = self._down is None and not self.draining
+        return idle and up and self.open_turns + len(self._ahead) < self._settings.max_open_turns
+
+    def prefill_staged(self, session: Session) -> int:
+        """Prefill the staged results of an idle session; return the tokens handed to the engine.
+
+        Tokens that the engine was handed before, by a turn or by an earlier call, do not count. 0
+        too when there is no room, or when something fails: the turn will meet it and say so.
+        """
+        if not session.staged or not self._may_prefill(session):
+            return 0
+        session.mirror.sync(self.incarnation)
+        try:
+            return self._ahead.extend(session, self.info)
+        except Exception:
+            log.exception("session=%s: staged results were not prefilled", session.id)
+            return 0
+
+    def discard_ahead(self, session: Session) -> None:
+        """Stop prefilling ahead of a turn; what was staged stays staged."""
+        self._ahead.discard(session)
+
+    def release(self, session: Session) -> None:
+        """Close a session of which no turn is open, and free what the engine holds of it."""
+        session.closed = True
+        session.staged.clear()
+        self._ahead.discard(session)
+        self._link.send(Close(session.mirror.sequence))
+        session.mirror.forget()
 
     async def cancel(self, run: TurnRun, keep: str) -> None:
         """Ask the turn to end; the first request decides what is kept."""
@@ -281,7 +344,7 @@ class TurnDriver:
             run.session.queue.remove(run)
             del self._queued[run.number]
             run.cancel = "none"
-            await self._finish(run, Outcome("cancelled", "cancelled", "none"), None)
+            await self.commits.end(run, Outcome("cancelled", "cancelled", "none"), None)
         elif run.submitted:
             self._link.send(Cancel(run.number))
 
@@ -294,6 +357,14 @@ class TurnDriver:
             if gone and run.request.on_disconnect == "cancel":
                 await self.cancel(run, "none")
 
+    async def _end_safely(
+        self, run: TurnRun, finished: Finished | None, error: AgentserveError | None
+    ) -> None:
+        try:
+            await self._end(run, finished, error)
+        except Exception:
+            await self._abandon(run)
+
     async def _end(
         self, run: TurnRun, finished: Finished | None, error: AgentserveError | None
     ) -> None:
@@ -301,63 +372,30 @@ class TurnDriver:
         self._runs.pop(run.number, None)
         outcome = run.close_output(run.decide(finished, error), finished)
         run.count(finished)
-        if outcome.keep == "none":
-            for call in run.sent_calls():
-                run.session.staged.pop(call.call_id, None)
-        outcome = await self._finish(run, outcome, finished)
-        run.session.running = None
-        await self.advance(run.session)
+        await self.commits.end(run, outcome, finished)
+        await self._free(run.session)
 
-    async def _finish(self, run: TurnRun, outcome: Outcome, finished: Finished | None) -> Outcome:
-        """Write how the turn ended, move the head, and only then tell the readers."""
-        session = run.session
-        node, tokens = self._node(run, outcome, finished)
-        run.timing.total = round((self._clock.monotonic() - run.accepted_at) * 1000)
-        turn = run.turn(outcome, self._context(session, node))
-        sampling = run.options.sampling if run.options is not None else None
-        record = msgspec.msgpack.encode(CommitRecord(turn, node, sampling))
-        try:
-            await self._store.commit(session.key, run.id, record)
-        except StoreFull as full:
-            node, outcome = None, Outcome("failed", None, "none", full)
-            turn = run.turn(outcome, self._context(session, None))
-        dropped: list[str] = []
-        if node is not None:
-            dropped = session.tree.add(node.with_turn(turn), tokens)
-            session.drop_staged()
-            session.last_active = self._clock.time()
-        if node is None or node.id != run.id:
-            dropped += session.lose(run.id)
-        for old in dropped:
-            await self._store.forget(session.key, old)
-        session.add_usage(turn.usage)
-        self.counters.add(turn)
-        log.info("%s", log_line(turn))
-        for observe in self.observers:
-            observe(turn)
-        failed = turn.status == "failed" and turn.error is not None
-        run.handle.end(turn, ErrorEvent(turn.error) if failed else TurnDone(turn))  # type: ignore[arg-type]
-        return outcome
+    async def _free(self, session: Session) -> None:
+        """Let the next turn of the session run, or prefill what was staged for it."""
+        session.running = None
+        session.drop_staged()
+        await self.advance(session)
+        if session.closed and not session.open_runs():
+            self.release(session)
+        self.prefill_staged(session)
 
-    def _node(
-        self, run: TurnRun, outcome: Outcome, finished: Finished | None
-    ) -> tuple[TurnNode | None, "array[int] | None"]:
-        if outcome.keep == "none":
-            return None, None
-        computed = finished.kv_length if finished is not None else 0
-        if outcome.keep != "input":
-            if finished is None:
-                computed = len(run.prompt.log) + max(0, len(run.generated) - 1)
-            return run.node(outcome, computed)
-        if not run.fed.messages:
-            return run.prefilled_head(computed), None
-        kept = run.prompt.log
-        if not run.prefills_only:
-            kept = compose(run.session, self.preparer.text, run.fed, generates=False).log
-        return run.input_node(kept, computed), kept
 
-    def _context(self, session: Session, node: TurnNode | None) -> Context:
-        limit = self.info.max_context
-        if node is None:
-            return session.context(limit)
-        return Context(node.length, limit, max(0, limit - node.length))
+def _refusal(run: TurnRun, event: Refused) -> AgentserveError:
+    """Return the error of a turn that the engine refused after it was accepted."""
+    if event.code != "bad_grammar":
+        return _REFUSALS.get(event.code, EngineError)(event.message)
+    message = f"the schema cannot be compiled to a grammar: {event.message}"
+    if run.request.response_format is not None:
+        return InvalidRequest(message, param="response_format.schema")
+    return BadToolSchema(message, param="tools")
+
+
+def _as_refusal(error: BaseException) -> AgentserveError:
+    if isinstance(error, AgentserveError):
+        return error
+    return EngineError("the turn could not be stored")

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from agentserve.clock import Clock
 from agentserve.errors import Overloaded
 from agentserve.wire import (
-    ErrorBody,
     ErrorEvent,
     Event,
     ReasoningDelta,
@@ -22,11 +21,15 @@ EVENT_BUFFER_BYTES = 1 << 20  # of one turn; a reader that is further behind is 
 _EVENT_BYTES = 96  # an event without its text
 
 
+class FellBehind(Overloaded):
+    """A reader wanted an event that the buffer no longer has. The turn goes on."""
+
+
 class TurnHandle:
     """The readable side of one turn. The engine never waits for a reader.
 
     Sequence numbers start at 1. The buffer is bounded by bytes: the oldest events go first, and a
-    reader that still wanted one of them gets an error event, while the turn goes on.
+    reader that still wanted one of them is told so (FellBehind), while the turn goes on.
     """
 
     def __init__(self, turn_id: str, clock: Clock, *, max_bytes: int = EVENT_BUFFER_BYTES) -> None:
@@ -76,14 +79,18 @@ class TurnHandle:
         """Yield (sequence number, event) after `after`, up to the terminal event.
 
         The terminal event comes in any case, also to a reader who says that it has seen it.
+        Raises FellBehind when the next event is gone: `oldest_event` in its details is the first
+        that can still be read.
         """
         seen = min(after, self._last - 1 if self.done else self._last)
         while True:
             while seen < self._last:
                 oldest = self._last - len(self._events) + 1
                 if seen + 1 < oldest:
-                    yield self._last, _fell_behind(oldest)
-                    return
+                    raise FellBehind(
+                        f"this reader fell behind; follow the turn after event {oldest - 1}",
+                        oldest_event=oldest,
+                    )
                 seen += 1
                 yield seen, self._events[seen - oldest][0]
             if self.done:
@@ -106,12 +113,6 @@ class TurnHandle:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-
-
-def _fell_behind(oldest: int) -> ErrorEvent:
-    error = Overloaded("this reader fell behind; follow the turn again", oldest_event=oldest)
-    body = ErrorBody(error.code, error.message, error.retryable, details=error.details)
-    return ErrorEvent(body)
 
 
 def _size(event: Event) -> int:

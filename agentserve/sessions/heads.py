@@ -84,6 +84,7 @@ class HeadMoves:
             )
 
     def _take(self, session: Session, edit: Edit) -> None:
+        self._driver.discard_ahead(session)
         node = edit.node
         if node is not None and session.tree.nodes.get(node.id) is not node:
             session.tree.add(node, edit.log)
@@ -135,6 +136,7 @@ class HeadMoves:
             session.profile.tools_version -= 1
             raise
         assert edit.node is not None
+        self._driver.discard_ahead(session)
         session.tree.add(edit.node, edit.log)
         return edit.answer
 

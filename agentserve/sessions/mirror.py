@@ -1,6 +1,9 @@
 """What the engine holds of a session, as the server believes it."""
 
+from __future__ import annotations
+
 from array import array
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -17,6 +20,25 @@ class SubmitOptions(msgspec.Struct, frozen=True):
     sampling: SamplingParams
     grammar: str | None = None
     force: bytes = b""
+
+
+@dataclass
+class Ahead:
+    """What was prefilled of a session before the turn that feeds it."""
+
+    wanted: array[int] = field(default_factory=lambda: array("i"))  # the log that is to have KV
+    turn: int = 0  # the prefill in flight, as the engine names it; 0 when there is none
+    reported: int = 0  # tokens of it that were computed so far
+    computed: int = 0  # tokens computed for `wanted`, by this prefill and earlier ones
+    restarted: bool = False  # the KV had been lost with an engine before
+
+    def take(self, log: array[int]) -> Ahead:
+        """Hand what was computed to a turn that feeds `log`; nothing when it went another way."""
+        taken = Ahead()
+        if len(self.wanted) == common_prefix(self.wanted, log):
+            taken.computed, taken.restarted = self.computed, self.restarted
+        self.wanted, self.computed, self.restarted = array("i"), 0, False
+        return taken
 
 
 class Mirror:
@@ -48,7 +70,7 @@ class Mirror:
             self._incarnation = incarnation
             self.forget()
 
-    def submit(self, turn: int, log: "array[int]", options: SubmitOptions) -> Submit:
+    def submit(self, turn: int, log: array[int], options: SubmitOptions) -> Submit:
         """Return the command that makes the engine's log equal `log` and generates."""
         keep = common_prefix(self.tokens, log)
         if keep == 0:
@@ -83,7 +105,7 @@ class Mirror:
         self.kv_length = kv_length
         self.lost = False
 
-    def fork_into(self, other: "Mirror", log: "array[int]") -> Fork | None:
+    def fork_into(self, other: Mirror, log: array[int]) -> Fork | None:
         """Return the command that opens `other` with what both share with `log`, if anything."""
         keep = min(common_prefix(self.tokens, log), self.kv_length)
         if keep == 0:

@@ -55,9 +55,8 @@ class TurnPreparer:
         generates = not run.prefills_only
         run.prompt = compose(session, self.text, run.fed, generates=generates)
         require_room(session, run.prompt, info, self._settings.reserve_output)
-        limit = request.max_output_tokens
         run.options = SubmitOptions(
-            max_tokens=self._settings.default_max_output_tokens if limit is None else limit,
+            max_tokens=self._output_limit(run, info),
             stop_ids=list(self.text.tokenizer.stop_ids),
             sampling=params,
             grammar=grammar,
@@ -74,6 +73,17 @@ class TurnPreparer:
             tools_on=bool(tools),
             in_reasoning=self._in_reasoning(run),
         )
+
+    def _output_limit(self, run: TurnRun, info: RunnerInfo) -> int:
+        """Return how many tokens the turn may generate.
+
+        The default leaves the reserve of the context free; a limit of the client's may use it.
+        """
+        if run.request.max_output_tokens is not None:
+            return run.request.max_output_tokens
+        left = info.max_context - self._settings.reserve_output - len(run.prompt.log)
+        run.fills_context = left <= self._settings.default_max_output_tokens
+        return min(left, self._settings.default_max_output_tokens)
 
     def _in_reasoning(self, run: TurnRun) -> bool:
         head = run.session.head

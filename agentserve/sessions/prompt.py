@@ -190,7 +190,18 @@ def require_room(session: Session, prompt: Prompt, info: RunnerInfo, reserve: in
             over=over,
         )
     capacity = info.num_blocks * info.block_size
-    if total + 1 > capacity:
+    over = total + 1 - capacity
+    if over > 0:
         raise ExceedsKvCapacity(
-            f"{total} tokens can never fit this server's KV of {capacity} tokens", param="input"
+            f"{total} tokens can never fit this server's KV of {capacity} tokens: {over} too many",
+            param="input",
+            used=used,
+            input=total - used,
+            limit=capacity,
+            over=over,
         )
+
+
+def fits(tokens: int, info: RunnerInfo) -> bool:
+    """Return whether a prompt of `tokens` and one token more fit the context and the KV."""
+    return tokens < min(info.max_context, info.num_blocks * info.block_size)

@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-import itertools
+import logging
 import random
 
 import msgspec
 
 from agentserve.clock import Clock
 from agentserve.config import ServerSettings
-from agentserve.engine.messages import Close, EngineLink, Hint, Stats
+from agentserve.engine.messages import EngineLink, Hint, Stats
 from agentserve.errors import InvalidRequest, ModelNotFound, TurnNotFound
 from agentserve.sessions import records, sampling
 from agentserve.sessions.accounting import Counters
@@ -43,6 +43,8 @@ from agentserve.wire import (
     TurnList,
     TurnRequest,
 )
+
+log = logging.getLogger(__name__)
 
 SWEEP_S = 0.25  # how often grace periods and ttls are looked at
 MAX_PAGE = 1000
@@ -83,7 +85,6 @@ class SessionService:
         self._store = store
         self._clock = clock
         self._drain_s = settings.drain_s
-        self._turn_numbers = itertools.count(1)
 
     # Life
 
@@ -96,7 +97,10 @@ class SessionService:
     async def _sweep_forever(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            await self.sweep()
+            try:
+                await self.sweep()
+            except Exception:
+                log.exception("a sweep failed; the next one tries again")
 
     async def sweep(self) -> None:
         """Cancel turns whose readers are gone and close sessions whose ttl has run out."""
@@ -118,7 +122,7 @@ class SessionService:
             sessions=len(self._registry),
             states=states,
             open_turns=self.driver.open_turns,
-            counters=self.driver.counters,
+            counters=self.driver.commits.counters,
             engine=self.driver.stats,
             ready=self.ready()[0],
             heartbeat_age_s=self.driver.heartbeat_age_s,
@@ -234,9 +238,7 @@ class SessionService:
             await self.driver.cancel(run, "none")
         for run in runs:
             await run.handle.result()
-        session.staged.clear()
-        self._link.send(Close(session.mirror.sequence))
-        session.mirror.forget()
+        self.driver.release(session)
 
     async def transcript(self, principal: str, session_id: str, style: str) -> Answer:
         """Return the history as items, openai, anthropic or tokens."""
@@ -253,7 +255,7 @@ class SessionService:
         turn_id = session.mint_turn()
         now = self._clock.time()
         run = TurnRun(
-            number=next(self._turn_numbers),
+            number=next(self.driver.numbers),
             id=turn_id,
             session=session,
             request=request,
@@ -275,8 +277,12 @@ class SessionService:
         return finished_handle(await self._turn(session, turn_id), self._clock)
 
     async def cancel(self, principal: str, session_id: str, request: CancelRequest) -> Turn:
-        """End the running turn (or the named one) and return it; idempotent."""
+        """End the running turn (or the named one) and return it; idempotent.
+
+        What was prefilled ahead of a turn is given up; staged results stay.
+        """
         session = self._registry.open(principal, session_id)
+        self.driver.discard_ahead(session)
         for run in session.open_runs():
             if request.turn in (None, run.id):
                 await self.driver.cancel(run, request.keep)
@@ -301,7 +307,12 @@ class SessionService:
     async def tool_results(
         self, principal: str, session_id: str, request: ToolResultsRequest
     ) -> ToolResultsAnswer:
-        """Stage results; generates nothing. The same body twice is fine."""
+        """Stage results; generates nothing. The same body twice is fine.
+
+        The longest run of results in call order is prefilled while the other tools run.
+        `prefilled_tokens` counts the tokens that this call added to what the engine has of the
+        session, or is computing; the next turn finds them cached.
+        """
         session = self._registry.open(principal, session_id)
         new = session.new_results(request.results)
         if new:
@@ -317,11 +328,18 @@ class SessionService:
         calls = session.callable_now()
         missing = [call.wire() for call in session.unanswered(calls)]
         staged = [call.call_id for call in calls if call.call_id in session.staged]
-        return ToolResultsAnswer(missing, staged, prefilled_tokens=0)
+        return ToolResultsAnswer(missing, staged, self.driver.prefill_staged(session))
 
     async def hints(self, principal: str, session_id: str, hints: Hints) -> None:
-        """Keep what the client knows about the wait, and tell the engine."""
-        self._hint(self._registry.open(principal, session_id), hints)
+        """Keep what the client knows about the wait, and tell the engine.
+
+        With `close`, until other hints come: the session is closed like DELETE does with
+        keep=transcript, now or when a turn commits, once nothing runs, waits or is pending.
+        """
+        session = self._registry.open(principal, session_id)
+        self._hint(session, hints)
+        if session.running is None and session.ends_here():
+            await self._close(session)
 
     def _hint(self, session: Session, hints: Hints) -> None:
         session.hints = hints

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agentserve.errors import HeadMoved, ResultConflict, SessionBusy, UnknownCallId
-from agentserve.sessions.mirror import Mirror
+from agentserve.sessions.mirror import Ahead, Mirror
 from agentserve.sessions.tree import Pending, TurnNode, TurnTree
 from agentserve.wire import (
     Context,
@@ -64,6 +64,7 @@ class Session:
     last_active: float
     tree: TurnTree = field(default_factory=TurnTree)
     staged: dict[str, ToolResultItem] = field(default_factory=dict)
+    ahead: Ahead = field(default_factory=Ahead)
     running: TurnRun | None = None
     queue: deque[TurnRun] = field(default_factory=deque)
     handles: OrderedDict[str, TurnHandle] = field(default_factory=OrderedDict)
@@ -172,6 +173,11 @@ class Session:
             if isinstance(item, ToolResultItem) and item.call_id == call_id:
                 return item
         return None
+
+    def ends_here(self) -> bool:
+        """Return whether the client wanted the session closed once nothing is left to do."""
+        wanted = self.hints is not None and self.hints.close
+        return wanted and self.head is not None and not self.head.pending and not self.queue
 
     def drop_staged(self) -> None:
         """Forget staged results of calls that are no longer pending."""

@@ -13,6 +13,7 @@ from agentserve.engine.plan import pack
 from agentserve.errors import AgentserveError
 from agentserve.sessions.conversation import Call, Message
 from agentserve.sessions.items import output_calls
+from agentserve.sessions.mirror import Ahead
 from agentserve.sessions.prompt import Fed, Prompt
 from agentserve.sessions.tree import Anchor, Entry, Pending, TurnNode, common_prefix
 from agentserve.wire import (
@@ -86,6 +87,8 @@ class TurnRun:
     prompt: Prompt = field(default_factory=lambda: Prompt(array("i"), 0, ()))
     options: SubmitOptions | None = None
     output: OutputStream | None = None
+    ahead: Ahead = field(default_factory=Ahead)  # what was prefilled of it before
+    fills_context: bool = False  # its output limit is the end of the context
     restarted: bool = False  # the engine's copy was lost before this turn
     submitted: bool = False
     resubmitted: bool = False
@@ -109,14 +112,19 @@ class TurnRun:
         return tuple(mark.call for mark in self.marks)
 
     def on_started(self, event: Started) -> None:
-        """Count what is cached, new and recomputed, with reasons."""
+        """Count what is cached, new and recomputed, with reasons.
+
+        What was prefilled ahead is cached and still new to the session; of what had to be computed
+        there again, this turn tells.
+        """
         self.started = True
         new = self.prompt.new_tokens
+        extra = event.computed + self.ahead.computed - new
         self.usage = Usage(
             input_tokens=len(self.prompt.log),
             cached_tokens=event.cached,
             new_tokens=new,
-            recomputed=self._reasons(event.computed - new, event.computed),
+            recomputed=self._reasons(extra, event.computed),
         )
         self.timing.queue = round(event.queue_s * 1000)
         usage = self.usage
@@ -181,9 +189,9 @@ class TurnRun:
             return Outcome("completed", None, "input")
         if stopped == "stop_sequence":
             return Outcome("completed", "stop_sequence", "all")
-        if reason == "length":
+        if reason == "length" and not self.fills_context:
             return Outcome("incomplete", "max_tokens", "all")
-        if reason == "context":
+        if reason in ("length", "context"):
             return Outcome("incomplete", "context_full", "all")
         return Outcome("completed", "end", "all")
 

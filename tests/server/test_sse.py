@@ -145,3 +145,17 @@ async def test_a_broken_source_ends_with_one_error_event(failure: Exception, cod
     assert chunks[1].startswith(b"event: error\ndata: ")
     assert json.loads(chunks[1].split(b"data: ")[1])["error"]["code"] == code
     assert b"KeyError" not in chunks[1]
+
+
+async def test_a_reader_left_behind_ends_without_an_id_so_that_resuming_misses_nothing() -> None:
+    handle = TurnHandle("t_1", VirtualClock(), max_bytes=1000)
+    dropped: list[str] = []
+    slow = frames(handle.events(), dropped.append)
+    handle.publish(wire.TextDelta(0, "first"))
+    assert await anext(slow) == frame(wire.TextDelta(0, "first"), 1)
+    for _ in range(50):
+        handle.publish(wire.TextDelta(0, "x"))
+    (last,) = [data async for data in slow]
+    assert last.startswith(b"event: error\ndata: ")
+    assert json.loads(last.split(b"data: ")[1])["error"]["code"] == "overloaded"
+    assert dropped == ["behind"]

@@ -1,8 +1,10 @@
 import asyncio
 
+import pytest
+
 from agentserve import wire
 from agentserve.clock import VirtualClock
-from agentserve.sessions.handle import TurnHandle, finished_handle
+from agentserve.sessions.handle import FellBehind, TurnHandle, finished_handle
 
 CONTEXT = wire.Context(0, 10, 10)
 TURN = wire.Turn("t_1", "s", None, "completed", CONTEXT)
@@ -40,7 +42,7 @@ async def test_a_stream_resumes_after_a_sequence_number_and_always_says_how_it_e
         assert await read(one, after) == (whole[after:] or whole[-1:])
 
 
-async def test_a_reader_that_fell_behind_gets_an_error_and_the_turn_goes_on():
+async def test_a_reader_that_fell_behind_is_told_where_to_go_on_and_the_turn_goes_on():
     one = handle(max_bytes=2000)
     slow = one.events()
     one.publish(wire.TextDelta(0, "first"))
@@ -48,9 +50,11 @@ async def test_a_reader_that_fell_behind_gets_an_error_and_the_turn_goes_on():
     for _ in range(100):
         one.publish(wire.TextDelta(0, "x" * 50))
     assert one.buffered <= 2000
-    rest = [event async for _, event in slow]
-    assert [type(event) for event in rest] == [wire.ErrorEvent]
-    assert rest[0].error.code == "overloaded"
+    with pytest.raises(FellBehind) as told:
+        await anext(slow)
+    assert told.value.code == "overloaded"
+    oldest = told.value.details["oldest_event"]
+    assert (await anext(one.events(oldest - 1)))[0] == oldest
     one.end(TURN, wire.TurnDone(TURN))
     assert (await read(one, 100))[-1][1] == wire.TurnDone(TURN)
 
