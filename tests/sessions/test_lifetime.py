@@ -343,6 +343,56 @@ async def test_hints_are_kept_and_told_to_the_engine():
         assert r.session(s).hints.resume_in_ms == 500
 
 
+async def test_a_session_hinted_to_close_closes_when_a_turn_leaves_nothing_pending():
+    async with rig() as r:
+        s = await r.create(tools=TOOLS)
+        asked = await r.forced(s, "go", ("read", {"q": "a"}), hints={"close": True})
+        assert (await r.service.info("local", s)).state == "awaiting_tools"
+        done = await r.forced(s, [result(calls(asked)[0])], "It is done.")
+        assert done.status == "completed"
+        assert (await r.service.info("local", s)).state == "closed"
+        assert len((await r.service.turns("local", s)).turns) == 2
+        assert (await r.service.info("local", s)).kv.device == 0
+        assert r.link.engine.stats().blocks_locked == 0
+        with pytest.raises(SessionClosed):
+            await r.turn(s, "more")
+
+
+async def test_a_close_hint_waits_for_queued_turns_and_a_failed_turn_does_not_close():
+    async with rig() as r:
+        s = await r.create()
+        r.link.hold = True
+        first = await r.start(s, "one", hints={"close": True})
+        second = await r.start(s, "two", when_busy="queue")
+        await r.call("cancel", s, turn=second.turn_id)
+        third = await r.start(s, "three", when_busy="queue")
+        r.link.crash()
+        assert (await first.result()).status == (await third.result()).status == "failed"
+        r.link.release()
+        r.link.start()
+        await r.settle(10)
+        r.link.hold = True
+        first = await r.start(s, "one")
+        third = await r.start(s, "three", when_busy="queue")
+        r.link.release()
+        assert (await first.result()).status in ("completed", "incomplete")
+        assert (await third.result()).previous == first.turn_id
+        assert (await r.service.info("local", s)).state == "closed"
+
+
+async def test_a_close_hint_on_an_idle_session_closes_it_and_other_hints_take_it_back():
+    async with rig() as r:
+        fresh, idle = await r.create(), await r.create()
+        await r.service.hints("local", fresh, wire.Hints(close=True))
+        await r.service.hints("local", fresh, wire.Hints())
+        await r.turn(fresh)
+        assert (await r.service.info("local", fresh)).state == "idle"
+        await r.turn(idle)
+        await r.service.hints("local", idle, wire.Hints(close=True))
+        assert (await r.service.info("local", idle)).state == "closed"
+        assert len(await r.service.transcript("local", idle, "items")) >= 1
+
+
 async def test_draining_takes_no_new_turns_and_waits_for_open_ones():
     async with rig() as r:
         s = await r.create()

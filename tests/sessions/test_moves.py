@@ -282,6 +282,23 @@ async def test_forks_share_kv_and_go_on_alone():
             await r.call("fork", s, at="t_66")
 
 
+async def test_a_fork_s_next_turn_computes_its_new_tokens_and_copies_one_block():
+    async with rig() as r:
+        s = await generated(r, 3, system="Be brief. " * 20)
+        head, engine = r.session(s).head, r.link.engine
+        assert head.kv_length % 16
+        shared = head.kv_length // 16
+        alone = engine.stats()
+        (fork,) = (await r.call("fork", s)).sessions
+        turn = await r.turn(fork.id, "what next?", max_output_tokens=0)
+        after = engine.stats()
+        assert turn.usage.cached_tokens == head.kv_length
+        computed = after.prefill_tokens - alone.prefill_tokens
+        assert computed == turn.usage.new_tokens == turn.usage.input_tokens - head.kv_length
+        blocks = -(-turn.usage.input_tokens // 16)
+        assert alone.blocks_free - after.blocks_free == blocks - shared
+
+
 async def test_a_fork_of_a_running_session_takes_the_committed_head():
     async with rig() as r:
         s = await generated(r, 2)

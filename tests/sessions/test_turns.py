@@ -301,6 +301,20 @@ async def test_the_end_of_the_context_is_a_stop_reason():
         assert turn.context.left == 0
 
 
+async def test_the_default_output_limit_leaves_the_reserve_and_a_given_one_may_use_it():
+    endless = {"max_context": 128, "stop_one_in": 0}
+    async with rig(oracle=endless, reserve_output=16, default_max_output_tokens=1000) as r:
+        s, given = await r.create(), await r.create()
+        turn = await r.turn(s, "hello", max_output_tokens=None)
+        assert (turn.status, turn.stop_reason) == ("incomplete", "context_full")
+        assert turn.context.left == 16
+        turn = await r.turn(given, "hello", max_output_tokens=1000)
+        assert (turn.stop_reason, turn.context.left) == ("context_full", 0)
+    async with rig(oracle={"stop_one_in": 0}, default_max_output_tokens=7) as r:
+        turn = await r.turn(await r.create(), "hello", max_output_tokens=None)
+        assert (turn.stop_reason, turn.usage.output_tokens) == ("max_tokens", 7)
+
+
 async def test_what_can_never_fit_the_kv_is_refused():
     async with rig(oracle={"num_blocks": 4}) as r:
         s = await r.create()

@@ -41,9 +41,8 @@ def smollm2_tokenizer() -> Tokenizer:
     return Tokenizer.load(prepare("smollm2-135m"))
 
 
-def smollm2_text() -> ModelText:
-    """Return SmolLM2's text side; every extension is checked against the full render."""
-    tokenizer = smollm2_tokenizer()
+def checked_text(tokenizer: Tokenizer) -> ModelText:
+    """Return a text side of which every extension is checked against the full render."""
     form = detect(tokenizer.chat_template)
     composer = Composer(tokenizer, form, check_rate=1.0, random=random.Random(0))
     return ModelText("smollm2-135m", tokenizer, composer, form)
@@ -149,10 +148,12 @@ class LockstepLink:
 class Rig:
     """A service with short forms of its calls; bodies are given as JSON-like keyword arguments."""
 
-    def __init__(self, settings: ServerSettings, store: MemoryStore, **oracle: int) -> None:
+    def __init__(
+        self, settings: ServerSettings, store: MemoryStore, tokenizer: Tokenizer, **oracle: int
+    ) -> None:
         self.clock = VirtualClock()
         self.link = LockstepLink(self.clock, **oracle)
-        self.text = smollm2_text()
+        self.text = checked_text(tokenizer)
         self.store = store
         self.service = SessionService(
             self.link, self.text, store, settings, self.clock, random.Random(7)
@@ -232,11 +233,15 @@ def calls(turn: wire.Turn) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def rig(
-    *, store: MemoryStore | None = None, oracle: dict[str, int] | None = None, **settings: Any
+    *,
+    store: MemoryStore | None = None,
+    oracle: dict[str, int] | None = None,
+    tokenizer: Tokenizer | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
-    """Run a service for the length of a test."""
+    """Run a service for the length of a test, with SmolLM2's text side unless another is given."""
     server = ServerSettings(allow_force=True, **settings)
-    made = Rig(server, store or MemoryStore(), **(oracle or {}))
+    made = Rig(server, store or MemoryStore(), tokenizer or smollm2_tokenizer(), **(oracle or {}))
     pump = asyncio.create_task(made.service.driver.pump())
     await made.settle(10)
     try:
