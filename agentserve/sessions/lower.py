@@ -7,6 +7,7 @@ import msgspec
 
 from agentserve import wire
 from agentserve.sessions.conversation import Call, Conversation, Message
+from agentserve.sessions.examples import ANSWER, RESULT, worked_example
 from agentserve.sessions.marks import Breaker, strings
 from agentserve.sessions.probe import Survival
 from agentserve.sessions.splice import reasoning_key, text_key
@@ -81,12 +82,18 @@ class Lowering:
         return lowered
 
     def _with_tool_prompt(self, conversation: Conversation) -> Iterator[tuple[int, Message]]:
-        """Yield (index, message), the system text extended by the tools where the format asks."""
+        """Yield (index, message).
+
+        Where the template knows no tools, the system text tells of them, and a worked example of
+        each follows. The examples are of the prompt only: neither history nor transcript has them.
+        """
         messages = conversation.messages
         leads = bool(messages) and messages[0].role == "system"
         text = self._format.system(conversation.tools, messages[0].text if leads else None)
         if text is not None:
             yield -1, Message(role="system", text=text)
+            for tool in conversation.tools:
+                yield from ((-1, message) for message in _worked_example(tool))
         for index, message in enumerate(messages):
             if index or text is None or not leads:
                 yield index, message
@@ -139,3 +146,13 @@ class Lowering:
                 "arguments": self._breaker.value(call.arguments, mark),
             },
         }
+
+
+def _worked_example(tool: wire.Tool) -> tuple[Message, ...]:
+    said, arguments = worked_example(tool)
+    return (
+        Message(role="user", text=said),
+        Message(role="assistant", calls=(Call("", tool.name, arguments),)),
+        Message(role="tool", text=RESULT, name=tool.name),
+        Message(role="assistant", text=ANSWER),
+    )

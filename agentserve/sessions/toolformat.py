@@ -4,7 +4,8 @@ hermes: `<tool_call>`, a line of JSON, `</tool_call>`, with reasoning in `<think
 Qwen3). The chat template lists the tools.
 
 json: a bare `{"name": ..., "arguments": {...}}` on a line of its own, for models whose template
-knows no tools (SmolLM2). The system message lists the tools with one worked example each.
+knows no tools (SmolLM2). The system message lists the tools; the conversation begins with one
+worked example of each.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from agentserve import wire
+from agentserve.sessions.examples import first_line
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
@@ -68,64 +70,12 @@ def _dump(value: Any) -> str:
 
 
 def _tool_prompt(tools: Sequence[wire.Tool]) -> str:
-    lines = [
-        "You can use these tools. To use one, answer with one line of JSON like in its example.",
-    ]
-    for tool in tools:
-        lines.append(f"- {tool.name}: {_first_line(tool.description) or 'a tool'}")
-        lines.append(_example(tool))
-    lines.append("When you have what you need, answer in plain text.")
-    return "\n".join(lines)
+    task = "You have these tools. Call one with a line of JSON. Then tell the user its result."
+    return "\n".join((task, *map(_described, tools)))
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
-
-
-def _example(tool: wire.Tool) -> str:
-    """Return a worked example: the first that the client gave, or one made from the schema.
-
-    A client's example is the arguments, or `{"input": what the user says, "arguments": {...}}`.
-    """
-    given = tool.examples[0] if tool.examples else None
-    if not isinstance(given, dict):
-        return JSON.call(tool.name, _sample(tool.parameters))
-    if isinstance(given.get("arguments"), dict) and set(given) <= {"input", "arguments"}:
-        call = JSON.call(tool.name, given["arguments"])
-        return f"  {given['input']}\n{call}" if given.get("input") else call
-    return JSON.call(tool.name, given)
-
-
-def _sample(schema: dict[str, Any], name: str = "", depth: int = 0) -> Any:
-    """Return a value that fits the usual schemas: required properties only, three levels deep."""
-    for key in ("const", "default"):
-        if key in schema:
-            return schema[key]
-    for key in ("examples", "enum"):
-        if isinstance(schema.get(key), list) and schema[key]:
-            return schema[key][0]
-    kind = schema.get("type", "object" if "properties" in schema or not name else "string")
-    kind = kind[0] if isinstance(kind, list) and kind else kind
-    if kind == "object":
-        return _sample_object(schema, depth)
-    if kind == "array":
-        items = schema.get("items")
-        if not isinstance(items, dict) or depth >= 3:
-            return []
-        return [_sample(items, name or "item", depth + 1)]
-    plain: dict[str, Any] = {"integer": 1, "number": 1.5, "boolean": True, "null": None}
-    return plain.get(kind, name) if isinstance(kind, str) else name
-
-
-def _sample_object(parent: dict[str, Any], depth: int) -> dict[str, Any]:
-    properties = parent.get("properties")
-    if not isinstance(properties, dict) or depth >= 3:
-        return {}
-    required = parent.get("required")
-    names = required if isinstance(required, list) and required else list(properties)[:1]
-    inner = {name: properties.get(name) for name in names if isinstance(name, str)}
-    return {
-        name: _sample(schema, name, depth + 1)
-        for name, schema in inner.items()
-        if isinstance(schema, dict)
-    }
+def _described(tool: wire.Tool) -> str:
+    properties = tool.parameters.get("properties")
+    names = ", ".join(properties) if isinstance(properties, dict) else ""
+    line = f"- {tool.name}: {first_line(tool.description) or 'a tool'}"
+    return f"{line} Arguments: {names}" if names else line

@@ -33,7 +33,7 @@ class Counter:
     async def play(self, scenario: Scenario) -> tuple[int, list[int]]:
         """Return the tokens of the whole session and the output tokens of each turn."""
         tools = tuple(tool.declared() for tool in scenario.tools)
-        system = self.format.system(tools, scenario.system) or scenario.system
+        system = scenario.system
         messages, outputs = [Message(role="system", text=system)], []
         with Workspace(scenario.files) as workspace:
             story = StoryTools(scenario, workspace)

@@ -230,13 +230,31 @@ def test_a_wrong_extension_is_counted_and_turns_local_rendering_off():
     assert composer.extension(whole, 2) is None
 
 
-def test_json_mode_shows_each_tool_with_a_worked_example():
+def test_json_mode_lists_the_tools_and_begins_with_a_worked_example_of_each():
     ids = composer_of("smollm2").tokens(Conversation((system("S."), user("q")), (GREP, READ)))
     text = shown("smollm2", ids)
-    assert text.startswith("<|im_start|>system\nS.\n\n")
-    assert "- grep: Search the files.\n" in text
-    assert '{"name": "grep", "arguments": {"pattern": "pattern"}}' in text
-    assert '  open a\n{"name": "read", "arguments": {"p": "a"}}' in text
+    assert text == (
+        "<|im_start|>system\nS.\n\n"
+        "You have these tools. Call one with a line of JSON. Then tell the user its result.\n"
+        "- grep: Search the files. Arguments: pattern, limit\n"
+        "- read: a tool<|im_end|>\n"
+        "<|im_start|>user\nSearch the files: apple<|im_end|>\n"
+        '<|im_start|>assistant\n{"name": "grep", "arguments": {"pattern": "apple"}}<|im_end|>\n'
+        "<|im_start|>tool\nblue and green<|im_end|>\n"
+        "<|im_start|>assistant\nIt is blue and green.<|im_end|>\n"
+        "<|im_start|>user\nopen a<|im_end|>\n"
+        '<|im_start|>assistant\n{"name": "read", "arguments": {"p": "a"}}<|im_end|>\n'
+        "<|im_start|>tool\nblue and green<|im_end|>\n"
+        "<|im_start|>assistant\nIt is blue and green.<|im_end|>\n"
+        "<|im_start|>user\nq<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_a_template_that_knows_tools_gets_no_worked_examples():
+    text = shown("qwen3", composer_of("qwen3").tokens(Conversation((user("q"),), (READ,))))
+    assert "open a" not in text
+    assert text.count("<|im_start|>user") == 1
 
 
 def test_a_tool_turn_of_json_mode_costs_few_tokens():
