@@ -3,13 +3,13 @@
 40 prompts that appear nowhere in the tools' descriptions, 4 tools, greedy decoding, four modes:
 
 free         the tools are described in the system message; nothing else helps
-example      the system message is the server's own, and the conversation begins with one worked
-             example of each tool: a user message and the call that answers it
-constrained  the same, and once a call opens, the grammar allows only valid calls
-forced       the same, and the grammar demands a call from the first token (tool_choice required)
+example      the tools are declared, so that the server's prompt begins with a worked example of
+             each; tool_choice none: no grammar
+constrained  the same prompt, tool_choice auto: once a call opens, only valid calls are allowed
+forced       the same prompt, tool_choice required: a call is demanded from the first token
 
-The first two declare no tools to the server, so that it constrains nothing; their calls are read
-from the text as leniently as possible: the first JSON object with a name.
+In the first two a call is read from the text as leniently as possible: the first JSON object with a
+name. The wording of the server's prompt was chosen with every fifth of these prompts (8 of the 40).
 
     python benchmarks/bench_tools.py [--limit N] [--output benchmarks/results/tools.json]
 """
@@ -28,12 +28,16 @@ from typing import Any, Literal
 import jsonschema
 from agentserve_tools import Toolbox, tool
 
-from agentserve import AsyncClient, user, wire
-from agentserve.sessions.toolformat import JSON
+from agentserve import AsyncClient
 
 MODEL = "smollm2-135m"
 MAX_OUTPUT_TOKENS = 64
-MODES = ("free", "example", "constrained", "forced")
+TOOL_CHOICE: dict[str, Literal["none", "auto", "required"]] = {
+    "free": "none",
+    "example": "none",
+    "constrained": "auto",
+    "forced": "required",
+}
 CONCURRENCY = 16
 
 
@@ -133,27 +137,6 @@ def described() -> str:
     return "\n".join((*lines, "When you have what you need, answer in plain text."))
 
 
-def as_served() -> str:
-    """The system message that the server writes when these tools are declared."""
-    tools = [
-        wire.Tool(
-            spec.name, spec.parameters, description=spec.description, examples=list(spec.examples)
-        )
-        for spec in TOOLBOX.specs
-    ]
-    return str(JSON.system(tools, None))
-
-
-def worked_examples() -> list[wire.Item]:
-    """One user message and its call for each tool, as the beginning of a conversation."""
-    items: list[wire.Item] = []
-    for spec in TOOLBOX.specs:
-        (example,) = spec.examples
-        call = json.dumps({"name": spec.name, "arguments": example["arguments"]})
-        items += [user(example["input"]), wire.AssistantItem(call)]
-    return items
-
-
 def json_objects(text: str) -> Iterator[Any]:
     """Every JSON object that begins somewhere in the text."""
     decoder = json.JSONDecoder()
@@ -196,19 +179,15 @@ def folded(arguments: Any) -> Any:
 
 async def ask(client: AsyncClient, mode: str, prompt: str) -> Call | None:
     """Return the first call that the model makes for `prompt` in a session of its own."""
-    examples = worked_examples() if mode != "free" else []
-    if mode in ("free", "example"):
-        system = described() if mode == "free" else as_served()
-        session = await client.session(system=system, history=examples)
-        turn = await session.step(prompt, max_output_tokens=MAX_OUTPUT_TOKENS)
-        return call_in(turn.text)
-    tools = [TOOLBOX[name].function for name in TOOLBOX]
-    session = await client.session(tools=tools, history=examples)
+    if mode == "free":
+        session = await client.session(system=described())
+    else:
+        session = await client.session(tools=[TOOLBOX[name].function for name in TOOLBOX])
     turn = await session.step(
-        prompt,
-        max_output_tokens=MAX_OUTPUT_TOKENS,
-        tool_choice="required" if mode == "forced" else "auto",
+        prompt, max_output_tokens=MAX_OUTPUT_TOKENS, tool_choice=TOOL_CHOICE[mode]
     )
+    if TOOL_CHOICE[mode] == "none":
+        return call_in(turn.text)
     calls = [{"name": call.name, "arguments": call.arguments} for call in turn.tool_calls]
     return calls[0] if calls else None
 
@@ -229,7 +208,8 @@ async def measure(cases: list[Case]) -> dict[str, Any]:
 
     async with AsyncClient.embedded(MODEL) as client:
         found = {
-            mode: await asyncio.gather(*(judged(mode, case) for case in cases)) for mode in MODES
+            mode: await asyncio.gather(*(judged(mode, case) for case in cases))
+            for mode in TOOL_CHOICE
         }
     counts = {
         mode: {
@@ -241,7 +221,7 @@ async def measure(cases: list[Case]) -> dict[str, Any]:
     }
     answers = [
         {"prompt": prompt, "name": name, "arguments": arguments}
-        | {mode: found[mode][number] for mode in MODES}
+        | {mode: found[mode][number] for mode in TOOL_CHOICE}
         for number, (prompt, name, arguments) in enumerate(cases)
     ]
     return {"prompts": len(cases), "counts": counts, "answers": answers}

@@ -1,0 +1,45 @@
+"""The README's tool loop is run as it stands, against a served SmolLM2."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from live_server import serving
+
+from agentserve.assembly import build_app
+
+pytestmark = pytest.mark.model
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+ADDRESS = "http://127.0.0.1:8000"
+
+
+def tool_loop() -> str:
+    (block,) = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.M | re.S)
+    return str(block)
+
+
+def test_the_tool_loop_is_about_twenty_lines() -> None:
+    assert len([line for line in tool_loop().splitlines() if line.strip()]) <= 22
+
+
+def test_the_tool_loop_calls_the_right_tools_and_answers_from_their_results() -> None:
+    with serving(build_app("smollm2-135m", in_process=True)) as port:
+        code = tool_loop()
+        assert code.count(ADDRESS) == 1
+        code = code.replace(ADDRESS, f"http://127.0.0.1:{port}")
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    weather, report, product, number = done.stdout.splitlines()
+    assert weather == "get_weather({'city': 'Oslo'})"
+    assert "4 degrees" in report
+    assert product == "multiply({'a': 37, 'b': 12})"
+    assert "444" in number
+    for answer in (report, number):
+        counts = re.search(r" \| cached: ([0-9]+) new: ([0-9]+)$", answer)
+        assert counts is not None
+        assert int(counts[1]) > int(counts[2]) > 0
