@@ -1,4 +1,4 @@
-"""The server's side of the engine seam: starts turns, feeds them events, commits how they end."""
+"""The server's side of the engine seam: starts turns, feeds them events, ends them."""
 
 import itertools
 import logging
@@ -274,7 +274,7 @@ class TurnDriver:
         """Submit the turn, or let the end of a prefill ahead do it: one runs in a sequence."""
         session = run.session
         if run.cancel is not None or session.closed or self._down is not None:
-            error = EngineDown("the engine died") if self._down is not None else None
+            error = None if self._down is None else EngineDown("the engine died")
             run.cancel = run.cancel or "none"
             await self._end_safely(run, None, error)
             return
