@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from agentserve.config import ModelSettings, cache_directory
+from agentserve.engine.plan import (
+    Row,
+    SamplingParams,
+    SlotAdd,
+    SlotDrop,
+    StepPlan,
+    TableAppend,
+    pack,
+)
 from agentserve.model.spec import ModelSpec, load_spec
 
 if TYPE_CHECKING:
@@ -78,12 +87,35 @@ def _load(directory: Path, spec: ModelSpec, settings: ModelSettings) -> "TorchRu
     block_size = settings.block_size or BLOCK_SIZE
     kv_bytes = settings.kv_bytes or min(MOST_KV, free_memory() * 2 // 5)
     num_blocks = kv_bytes // block_bytes(spec, block_size, dtype)
-    if num_blocks < 2:
-        raise ValueError(f"kv_bytes={kv_bytes} holds {num_blocks} blocks; at least 2 are needed")
+    least = 2 * -(-BLOCK_SIZE // block_size)
+    if num_blocks < least:
+        raise ValueError(f"kv_bytes={kv_bytes} holds {num_blocks} blocks, fewer than {least}")
     decoder = Decoder(spec, weights, empty_cache(spec, num_blocks, block_size, dtype))
-    return TorchRunner(
+    runner = TorchRunner(
         decoder,
         model=directory.name,
         identity=model_identity(directory, dtype),
         max_slots=settings.max_slots,
     )
+    _compile(runner)
+    return runner
+
+
+def _compile(runner: "TorchRunner") -> None:
+    """Run a chunk and a single token, so that kernels are compiled before the engine is ready.
+
+    The first time on a machine this takes about 20 s; later ones load the compiled code. The KV
+    that it leaves belongs to no sequence.
+    """
+    from agentserve_kernels.linear import FEW_ROWS
+
+    many = FEW_ROWS + 1
+    blocks = list(range(-(-(many + 1) // runner.info.block_size)))
+    opened = SlotAdd(0, 0, SamplingParams(), 0)
+    table = TableAppend(0, 0, blocks)
+    for plan in (
+        StepPlan(0, [], [opened], [table], [], [Row(0, 0, many, True)], pack([0] * many)),
+        StepPlan(1, [], [], [], [], [Row(0, many, 1, True)], pack([0])),
+        StepPlan(2, [SlotDrop(0, 0)], [], [], [], [], b""),
+    ):
+        runner.collect(runner.launch(plan))

@@ -55,8 +55,8 @@ def test_info_describes_the_model_and_its_memory(directory):
     assert halves.info.identity != info.identity
 
 
-def test_memory_too_small_for_two_blocks_is_refused(directory):
-    with pytest.raises(ValueError, match="at least 2"):
+def test_memory_for_less_than_two_blocks_is_refused(directory):
+    with pytest.raises(ValueError, match="fewer than 2"):
         load_runner({"directory": str(directory), "kv_bytes": 1000})
 
 
