@@ -1,6 +1,7 @@
 """The engine in a thread of this process: embedded use, tests, simulation."""
 
 import asyncio
+import contextlib
 import threading
 
 from agentserve.clock import SystemClock
@@ -24,9 +25,10 @@ class _ThreadInstance:
         self._arrived = asyncio.Event()
         self._inbox = Inbox()
         self._outbox = Outbox(self._notify)
+        self._ended = asyncio.Event()
         self._thread = threading.Thread(
-            target=run_engine,
-            args=(spec, self._inbox, self._outbox, SystemClock()),
+            target=self._run,
+            args=(spec,),
             name=f"engine-{spec.incarnation}",
             daemon=True,
         )
@@ -49,10 +51,22 @@ class _ThreadInstance:
     async def stop(self) -> None:
         self._inbox.close()
         self._outbox.put_last([Down("the engine is stopped")])
-        await asyncio.to_thread(self._thread.join, JOIN_S)
+        # Not by an executor: it takes no work while the interpreter exits.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), JOIN_S)
+            self._thread.join()
+
+    def _run(self, spec: EngineSpec) -> None:
+        try:
+            run_engine(spec, self._inbox, self._outbox, SystemClock())
+        finally:
+            self._set(self._ended)
 
     def _notify(self) -> None:
+        self._set(self._arrived)
+
+    def _set(self, event: asyncio.Event) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._arrived.set)
+            self._loop.call_soon_threadsafe(event.set)
         except RuntimeError:  # the event loop is closed: nobody will ever read
             self._inbox.close()

@@ -1,4 +1,4 @@
-"""The README's tool loop is run as it stands, against a served SmolLM2."""
+"""What the README says of the client is run: as it stands, and on SmolLM2."""
 
 import re
 import subprocess
@@ -43,3 +43,15 @@ def test_the_tool_loop_calls_the_right_tools_and_answers_from_their_results() ->
         counts = re.search(r" \| cached: ([0-9]+) new: ([0-9]+)$", answer)
         assert counts is not None
         assert int(counts[1]) > int(counts[2]) > 0
+
+
+def test_an_embedded_client_that_nobody_closes_ends_with_its_program() -> None:
+    code = (
+        "from agentserve import Client\n"
+        "session = Client.embedded().session()\n"
+        "print(session.step('hi', max_output_tokens=2).status)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "incomplete\n", "")
