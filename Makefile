@@ -41,7 +41,7 @@ fmt: $(STAMPS)/installed-test  ## format the code
 sim: $(STAMPS)/installed  ## seeded simulation of the engine: make sim SEEDS=2000
 	$(PY) -m agentserve.engine.sim --seeds $(SEEDS)
 
-bench-tools: $(STAMPS)/installed  ## how often SmolLM2 calls the right tool, in three modes
+bench-tools: $(STAMPS)/installed  ## how often SmolLM2 calls the right tool, in four modes
 	$(PY) benchmarks/bench_tools.py
 
 clean:  ## remove the environment and caches
