@@ -91,8 +91,11 @@ def test_kv_write_equals_its_reference(random, dtype, normed, rows):
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (9, 3), (5, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads"),
+    # Each head shape is compiled anew, for seconds: one shape for both types, the others for one.
+    [(DTYPES[0], 6, 2), (DTYPES[1], 6, 2), (DTYPES[0], 4, 4), (DTYPES[0], 5, 1)],
+)
 def test_paged_decode_equals_its_reference_for_ragged_lengths(random, dtype, heads, kv_heads):
     lengths = [1, BLOCK, BLOCK + 1, 5 * BLOCK - 1]
     pages = paged(random, dtype, kv_heads, lengths)
@@ -119,8 +122,8 @@ def test_paged_prefill_equals_its_reference(random, dtype, start, monkeypatch):
 
 
 def test_a_chunk_and_single_tokens_attend_alike(random):
-    pages = paged(random, torch.float32, 3, [40])
-    query = torch.randn((40, 9, DIM), generator=random)
+    pages = paged(random, torch.float32, 2, [40])
+    query = torch.randn((40, 6, DIM), generator=random)
     whole, single = torch.empty_like(query), torch.empty_like(query)
     paged_prefill(query, pages, Chunk(0, 0, 0, 40), whole, Workspace())
     rows = torch.arange(40)
@@ -132,17 +135,17 @@ def test_a_chunk_and_single_tokens_attend_alike(random):
 def test_a_nan_in_the_cache_reaches_the_rows_that_read_it_and_no_other(random):
     pages = paged(random, torch.bfloat16, 2, [40, 40])
     pages.cache[pages.tables[0, 1].item(), 1, 0, 1, 3, 5] = float("nan")
-    query = torch.randn((42, 4, DIM), generator=random)
+    query = torch.randn((42, 6, DIM), generator=random)
     out = torch.zeros_like(query)
     ones = torch.tensor([40, 41])
     decode = DecodeRows(ones, torch.tensor([0, 1]), torch.tensor([40, 40]))
     paged_decode(query, pages, decode, out, Workspace())
     paged_prefill(query, pages, Chunk(0, 0, 0, 40), out, Workspace())
     broken = out.isnan().any(-1)
-    assert broken[40].tolist() == [False, False, True, True]
+    assert broken[40].tolist() == [False, False, False, True, True, True]
     assert not broken[41].any()
     assert not broken[: BLOCK + 3].any()
-    assert broken[BLOCK + 3 : 40, 2:].all()
+    assert broken[BLOCK + 3 : 40, 3:].all()
 
 
 def test_exp32_is_accurate_over_its_range():

@@ -63,7 +63,7 @@ def write_gguf(path, directory, *, architecture="llama", kind=Kind.F32, fields=(
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.key_length": config.get("head_dim", 16),
+        "attention.key_length": config.get("head_dim", 24),
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         "rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
     }

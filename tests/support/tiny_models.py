@@ -38,8 +38,8 @@ FAMILIES = {
     "llama with every bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "llama without grouping": ("Llama", {"num_key_value_heads": 6}),
     "mistral": ("Mistral", {"sliding_window": None}),
-    "qwen2": ("Qwen2", {}),
-    "qwen2 tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {"hidden_size": 144}),
+    "qwen2 tied": ("Qwen2", {"hidden_size": 144, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {}),
     "qwen3 tied, with biases": ("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
 }
