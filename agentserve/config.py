@@ -46,6 +46,12 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     send_timeout_s: float = 30.0  # a reader that takes nothing for so long is dropped
 
 
+# Both torch and numba bring an OpenMP pool. A pool that spins on takes the cores from the other one
+# and from other processes; one that sleeps at once pays for a wake-up in each of the 150 parallel
+# regions of a step. So: a short spin, then sleep (DECISIONS.md, 7).
+OPENMP_WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
+
+
 def cache_directory() -> Path:
     """Where converted models and compiled kernels are kept (AGENTSERVE_CACHE, else XDG)."""
     if own := os.environ.get("AGENTSERVE_CACHE"):

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentserve.config import cache_directory
+from agentserve.config import OPENMP_WAITING, cache_directory
 from agentserve.engine.drive import EngineSpec
 from agentserve.engine.frames import FrameDecoder, FrameError, encode_frame
 from agentserve.engine.messages import Command, Down, Event
@@ -135,7 +135,7 @@ def engine_environment(base: Mapping[str, str], threads: int) -> dict[str, str]:
     """
     environment = {
         "OMP_NUM_THREADS": str(usable_cores()),
-        "OMP_WAIT_POLICY": "passive",  # two OpenMP runtimes that spin steal each other's cores
+        **OPENMP_WAITING,
         "NUMBA_THREADING_LAYER": "omp",
         "NUMBA_CACHE_DIR": str(cache_directory() / "numba"),
         **base,

@@ -158,6 +158,7 @@ def test_the_environment_is_set_for_libraries_that_read_it_when_they_load(tmp_pa
     environment = engine_environment({"HOME": "/h", "PYTHONPATH": "/own"}, 0)
     assert environment["OMP_NUM_THREADS"] == str(usable_cores())
     assert environment["OMP_WAIT_POLICY"] == "passive"
+    assert int(environment["GOMP_SPINCOUNT"]) > 0
     assert environment["NUMBA_THREADING_LAYER"] == "omp"
     assert environment["NUMBA_CACHE_DIR"] == str(tmp_path / "numba")
     assert environment["PYTHONSAFEPATH"] == "1"
