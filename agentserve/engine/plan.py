@@ -19,7 +19,7 @@ def pack(tokens: SequenceOf[int]) -> bytes:
 
 def unpack(data: bytes) -> "array[int]":
     """Return the token ids of `pack`."""
-    tokens: "array[int]" = array("i")
+    tokens: array[int] = array("i")
     tokens.frombytes(data)
     return tokens
 

@@ -174,10 +174,7 @@ def _parts(ranks, token, rank):
     """Return the two pieces whose merge gives `token`: merge by rank until two are left."""
     pieces = [token[i : i + 1] for i in range(len(token))]
     while len(pieces) > 2:
-        pairs = [
-            (ranks.get(a + b, rank), i)
-            for i, (a, b) in enumerate(itertools.pairwise(pieces))
-        ]
+        pairs = [(ranks.get(a + b, rank), i) for i, (a, b) in enumerate(itertools.pairwise(pieces))]
         _, at = min(pairs)
         pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
     return pieces
