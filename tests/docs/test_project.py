@@ -1,6 +1,9 @@
 """The documents say what the code is."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import agentserve
@@ -46,3 +49,28 @@ def test_the_catalogue_is_closed_and_every_error_says_what_it_is() -> None:
 def test_kernels_and_tools_do_not_shadow_other_packages() -> None:
     assert not (ROOT / "kernels" / "__init__.py").exists()
     assert not (ROOT / "tools" / "__init__.py").exists()
+
+
+def test_a_package_named_kernels_is_found_beside_ours(tmp_path: Path) -> None:
+    other = tmp_path / "kernels"
+    other.mkdir()
+    (other / "__init__.py").write_text("whose = 'another project'\n")
+    program = "import agentserve_kernels.norm, kernels; print(kernels.whose)"
+    environment = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert run.stdout == "another project\n", run.stderr
+
+
+def test_the_repository_root_does_not_pose_as_a_package_named_kernels() -> None:
+    program = "import importlib.util as u; print(u.find_spec('kernels'), u.find_spec('tools'))"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=environment | {"PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout == "None None\n", run.stderr
