@@ -18,6 +18,8 @@ from agentserve_tools import Workspace as BuiltIn
 
 RUN_SECONDS = 20.0
 OUTPUT_LIMIT = 2000  # characters of one result
+READ_LINES = 3
+CHECKS = "check.py"
 
 
 class ToolError(Exception):
@@ -58,58 +60,48 @@ class Workspace:
         functions: tuple[Callable[..., Any], ...] = (
             self._built_in.list_files,
             self._built_in.search,
-            self.read_lines,
+            self.read,
             self.replace,
             self.insert,
             self.run,
         )
         return {function.__name__: function for function in functions}
 
-    def read_lines(self, path: str, start: int, count: int) -> str:
-        """Read `count` lines of a file from line `start` (the first is 1)."""
-        lines = self._read(path).splitlines()
-        if not 1 <= start <= len(lines):
+    def read(self, path: str, line: int) -> str:
+        """Read three lines of a file from this one (the first is 1)."""
+        lines = self._content(path).splitlines()
+        if not 1 <= line <= len(lines):
             raise ToolError(f"{path} has {len(lines)} lines")
-        return "\n".join(lines[start - 1 : start - 1 + max(count, 1)])[:OUTPUT_LIMIT]
+        return "\n".join(lines[line - 1 : line - 1 + READ_LINES])[:OUTPUT_LIMIT]
 
     def replace(self, path: str, old: str, new: str) -> str:
         """Replace a text that occurs once in a file."""
-        content = self._read(path)
+        content = self._content(path)
         if (times := content.count(old) if old else 0) != 1:
             raise ToolError(f"found {times} times in {path}, must be once")
         self._inside(path).write_text(content.replace(old, new), encoding="utf-8")
         return "replaced"
 
     def insert(self, path: str, line: int, text: str) -> str:
-        """Insert text before a line."""
-        lines = self._read(path).splitlines(keepends=True)
+        """Insert one or more lines before a line, or after the last one."""
+        lines = self._content(path).splitlines()
         if not 1 <= line <= len(lines) + 1:
             raise ToolError(f"{path} has {len(lines)} lines")
         lines.insert(line - 1, text)
-        self._inside(path).write_text("".join(lines), encoding="utf-8")
+        self._inside(path).write_text("\n".join([*lines, ""]), encoding="utf-8")
         return "inserted"
 
-    async def run(self, command: str) -> ToolOutput:
-        """Run a Python file of the workspace, as in `python check.py`, and return what it prints.
+    async def run(self, check: str = "") -> ToolOutput:
+        """Run `python check.py` with the names of some checks, or without any for all of them.
 
         Nothing else can be run: a model that chooses for itself gets no shell.
         """
-        words = [sys.executable, "-B", *self._script(command)]
+        self._content(CHECKS)
+        words = [sys.executable, "-B", CHECKS, *check.split()]
         done = await self._built_in.shell(shlex.join(words))
         return replace(done, output=done.output.replace(f"{self.root}{os.sep}", ""))
 
-    def _script(self, command: str) -> list[str]:
-        """Return the script and its arguments."""
-        try:
-            words = shlex.split(command)
-        except ValueError as error:
-            raise ToolError(f"cannot read the command: {error}") from None
-        if len(words) < 2 or words[0] != "python" or not words[1].endswith(".py"):
-            raise ToolError("only `python FILE.py ...` can be run")
-        self._read(words[1])
-        return words[1:]
-
-    def _read(self, path: str) -> str:
+    def _content(self, path: str) -> str:
         inside = self._inside(path)
         if not inside.is_file():
             raise ToolError(f"no such file: {path}")
