@@ -74,3 +74,14 @@ def test_the_repository_root_does_not_pose_as_a_package_named_kernels() -> None:
         text=True,
     )
     assert run.stdout == "None None\n", run.stderr
+
+
+def test_the_traces_in_the_architecture_name_what_exists() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    traces = text[text.index("## One turn") : text.index("## State machines")]
+    code = "\n".join((ROOT / path).read_text() for path in SOURCES)
+    named = set(re.findall(r"\b([A-Z][A-Za-z]+)\.([a-z_]+)\b", traces))
+    assert len(named) > 15
+    for owner, method in named:
+        assert re.search(rf"^class {owner}\b", code, re.M), owner
+        assert re.search(rf"^\s+(async )?def {method}\(", code, re.M), f"{owner}.{method}"
