@@ -59,7 +59,7 @@ def storage_dtype(name: str) -> torch.dtype:
     """Return the dtype in which weights and KV are kept; arithmetic is float32 with either.
 
     "auto" is bfloat16 on every CPU: decoding reads half the bytes, and the kernels widen in
-    registers, so no AVX512-BF16 is needed (24 against 33 ms a step on 2 Zen 3 cores).
+    registers, so no AVX512-BF16 is needed (figures: DECISIONS.md, 6).
     """
     if name == "auto":
         return torch.bfloat16

@@ -15,7 +15,7 @@ from numba.extending import overload
 from agentserve_kernels.scalar import FAST, high_half, low_half, widen
 from agentserve_kernels.tensors import STORAGE, Workspace, check, view
 
-FEW_ROWS = 16  # above this GEMM wins, measured at 576 x 1536 on 2 Zen 3 cores
+FEW_ROWS = 32  # above this torch's GEMM is faster (DECISIONS.md, 10)
 
 
 def linear_reference(
