@@ -69,7 +69,7 @@ class TurnCommitter:
 
     async def _write(self, run: TurnRun, turn: Turn, node: TurnNode | None) -> None:
         sampling = run.options.sampling if run.options is not None else None
-        record = msgspec.msgpack.encode(CommitRecord(turn, node, sampling))
+        record = msgspec.json.encode(CommitRecord(turn, node, sampling))
         try:
             await self._store.commit(run.session.key, run.id, record)
         except StoreFull:

@@ -225,7 +225,7 @@ class TurnDriver:
         self.preparer.prepare(run)
         session.running = run
         try:
-            await self._store.accept(session.key, run.id, msgspec.msgpack.encode(run.request))
+            await self._store.accept(session.key, run.id, msgspec.json.encode(run.request))
         except BaseException as error:
             session.running = None
             self.commits.refuse(run, _as_refusal(error))
@@ -238,7 +238,7 @@ class TurnDriver:
         session = run.session
         self._queued[run.number] = run
         try:
-            await self._store.accept(session.key, run.id, msgspec.msgpack.encode(run.request))
+            await self._store.accept(session.key, run.id, msgspec.json.encode(run.request))
         except BaseException as error:
             del self._queued[run.number]
             self.commits.refuse(run, _as_refusal(error))

@@ -42,12 +42,12 @@ async def turn(session: Session, turn_id: str, store: Store, limit: int) -> Turn
     if node is not None:
         return Turn(turn_id, session.id, previous, "completed", context)
     if record := await store.load(session.key, turn_id):
-        return msgspec.msgpack.decode(record, type=CommitRecord).turn
+        return msgspec.json.decode(record, type=CommitRecord).turn
     raise TurnNotFound(f"no turn {turn_id!r} in this session", param="turn")
 
 
 def _of_entry(session: Session, entry: Entry, context: Context, previous: str | None) -> Turn:
     if entry.record:
-        return msgspec.msgpack.decode(entry.record, type=Turn)
+        return msgspec.json.decode(entry.record, type=Turn)
     output = list(entry.output)
     return Turn(entry.turn, session.id, previous, "completed", context, output=output)

@@ -158,4 +158,4 @@ def require_one_id(session_id: str | None, count: int) -> None:
 
 
 def _digest(request: CreateRequest) -> bytes:
-    return hashlib.sha256(msgspec.msgpack.encode(request)).digest()
+    return hashlib.sha256(msgspec.json.encode(request)).digest()

@@ -1,4 +1,6 @@
-"""Where accepted and committed turns are written; msgspec bytes only, so that a file can follow.
+"""Where accepted and committed turns are written; bytes only, so that a file can follow.
+
+Records are JSON: tools and metadata hold integers of any size, which msgpack has no form for.
 
 The contract: `accept` returns before the turn is queued, `commit` returns before `turn.done` is
 sent. What a client was told is therefore always in the store.

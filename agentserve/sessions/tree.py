@@ -49,7 +49,7 @@ class Entry(msgspec.Struct, frozen=True):
     messages: tuple[Message, ...]
     calls: tuple[Pending, ...] = ()
     continues: str | None = None
-    record: bytes = b""  # the turn as clients see it, msgpack; none for imported turns
+    record: bytes = b""  # the turn as clients see it, JSON; none for imported turns
 
 
 class TurnNode(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class TurnNode(msgspec.Struct, frozen=True):
     def with_turn(self, turn: Turn) -> "TurnNode":
         """Return this node with the answer that its own turn gave."""
         entries = tuple(
-            msgspec.structs.replace(entry, record=msgspec.msgpack.encode(turn))
+            msgspec.structs.replace(entry, record=msgspec.json.encode(turn))
             if entry.turn == turn.id
             else entry
             for entry in self.entries

@@ -175,7 +175,7 @@ async def test_what_was_told_is_in_the_store():
         s = await r.create(tools=TOOLS)
         turn = await r.forced(s, "go", ("read", {"q": "a"}), sampling={"temperature": 1.0})
         record = await r.store.load(f"local/{s}", turn.id)
-        committed = msgspec.msgpack.decode(record, type=CommitRecord)
+        committed = msgspec.json.decode(record, type=CommitRecord)
         assert committed.turn == turn
         assert committed.node.with_turn(turn) == r.session(s).head
         assert committed.sampling.seed > 0
