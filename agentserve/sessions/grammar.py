@@ -1,11 +1,11 @@
 """Which outputs a turn may generate, as the structural tag (JSON) that xgrammar compiles."""
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from agentserve import wire
+from agentserve.sessions.compilable import Allowance
 from agentserve.sessions.schemas import validate_schema
 from agentserve.sessions.toolformat import ToolFormat
 
@@ -29,7 +29,8 @@ def structural_tag(
         choice = "required"
     if not tools or choice == "none":
         return None
-    tags = [_tag(tool, format) for tool in tools]
+    allowance = Allowance()
+    tags = [_tag(tool, format, allowance) for tool in tools]
     one = format.one_call or not parallel
     if choice == "auto":
         return _dump(
@@ -52,37 +53,22 @@ def structural_tag(
 
 def response_tag(schema: dict[str, Any], format: ToolFormat | None = None) -> str:
     """Return the constraint of an answer that is JSON of `schema`."""
-    answer = {"type": "json_schema", "json_schema": _compilable(schema), **_COMPACT}
+    answer = {"type": "json_schema", "json_schema": Allowance().compilable(schema), **_COMPACT}
     return _dump(_after_reasoning(answer, format) if format is not None else answer)
 
 
 # Small models can fill their whole budget with white space.
 _COMPACT = {"max_whitespace_cnt": 2}
-# Unicode classes and back references.
-_UNSUPPORTED = re.compile(r"\\[pPk1-9]")
 
 
-def _tag(tool: wire.Tool, format: ToolFormat) -> dict[str, Any]:
+def _tag(tool: wire.Tool, format: ToolFormat, allowance: Allowance) -> dict[str, Any]:
     name = json.dumps(tool.name)
     begin, end = f'{{"name": {name}, "arguments": ', "}"
     if format.begin:
         begin, end = f"{format.begin}\n{begin}", f"{end}\n{format.end}"
-    schema = {"type": "object", **_compilable(tool.parameters)}
+    schema = {"type": "object", **allowance.compilable(tool.parameters)}
     content = {"type": "json_schema", "json_schema": schema, **_COMPACT}
     return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
-def _compilable(schema: Any) -> Any:
-    """Return the schema without the patterns that xgrammar cannot compile."""
-    if isinstance(schema, list):
-        return [_compilable(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: _compilable(value)
-        for key, value in schema.items()
-        if not (key == "pattern" and isinstance(value, str) and _UNSUPPORTED.search(value))
-    }
 
 
 def _after_reasoning(then: dict[str, Any], format: ToolFormat) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Operations on the head of a session that run no model: each is worked out first, then taken."""
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -7,7 +8,7 @@ from msgspec import UNSET
 
 from agentserve.clock import Clock
 from agentserve.engine.messages import EngineLink
-from agentserve.errors import ContextFull, InvalidRequest, StoreFull
+from agentserve.errors import BadToolSchema, ContextFull, InvalidRequest, StoreFull
 from agentserve.sessions.driver import TurnDriver
 from agentserve.sessions.edits import (
     Edit,
@@ -34,6 +35,8 @@ from agentserve.wire import (
     RollbackRequest,
     Tool,
 )
+
+MAX_TOOLS_BYTES = 512 * 1024  # of one session
 
 
 class HeadMoves:
@@ -113,7 +116,9 @@ class HeadMoves:
         answer = HeadAnswer(session.head_id, head.length if head is not None else 0, 0, [])
         if request.tools is not UNSET and tuple(request.tools) != profile.tools:
             session.require_idle()
-            check_tools(request.tools)
+            await asyncio.to_thread(check_tools, request.tools)
+            self._registry.open(session.principal, session.id)
+            session.require_idle()
             answer = self._change_tools(session, tuple(request.tools)) or answer
         if request.metadata is not UNSET:
             profile.metadata = request.metadata
@@ -147,7 +152,7 @@ class HeadMoves:
         require_known(names, request.tools_allowed or [], "tools_allowed")
         self._registry.require_quota(source.principal, request.n)
         forks = [self._fork_one(source, request) for _ in range(request.n)]
-        await self._store_all(forks, msgspec.msgpack.encode(request))
+        await self._store_all(forks, msgspec.json.encode(request))
         source.mirror.sync(self._driver.incarnation)
         for fork in forks:
             self._registry.add(fork)
@@ -190,9 +195,16 @@ class HeadMoves:
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Raise BadToolSchema or InvalidRequest for tools that cannot be served."""
+    """Raise BadToolSchema or InvalidRequest for tools that cannot be served.
+
+    Takes seconds for many large schemas.
+    """
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise InvalidRequest("two tools have the same name", param="tools")
+    if (size := len(msgspec.json.encode(tools))) > MAX_TOOLS_BYTES:
+        raise BadToolSchema(
+            f"the tools take {size} bytes, more than {MAX_TOOLS_BYTES}", param="tools"
+        )
     for tool in tools:
         validate_schema(tool)

@@ -1,17 +1,19 @@
 """JSON schemas of tools: refused when they cannot be used, and checked against calls."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import jsonschema
 import msgspec
-from referencing.exceptions import Unresolvable
 
 from agentserve import wire
 from agentserve.errors import BadToolSchema
 
 _MAX_BYTES = 64 * 1024
 _MAX_DEPTH = 32
+_MAX_PARTS = 2000  # objects and arrays: about a millisecond each, here and in the grammar
+_MAX_STEPS = 50_000  # of one check: about a second
 _MAX_ERRORS = 8
 _MAX_ERROR_LENGTH = 300
 _Meta = jsonschema.Draft202012Validator
@@ -19,13 +21,55 @@ _Meta = jsonschema.Draft202012Validator
 _NO_FORMATS = jsonschema.FormatChecker(formats=())
 
 
+class _TooManySteps(Exception):
+    """A check that a client's schema makes too long."""
+
+
+_steps: ContextVar[int] = ContextVar("steps of the check that runs")
+
+
 def _no_check(*_: Any) -> None:
     """Leave a keyword to the grammar."""
 
 
+def _no_pattern(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave `additionalProperties` to the grammar where patterns say which those are."""
+
+    def unless_pattern(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+        pattern = "patternProperties" in schema
+        return None if pattern else check(validator, value, instance, schema)
+
+    return unless_pattern
+
+
+def _counted(keyword: str, check: Callable[..., Any]) -> Callable[..., Any]:
+    """Count what a keyword costs: references can double it at each of their levels."""
+
+    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+        _steps.set(_steps.get() + _cost(keyword, value, instance))
+        if _steps.get() > _MAX_STEPS:
+            raise _TooManySteps
+        return check(validator, value, instance, schema)
+
+    return counted
+
+
+def _cost(keyword: str, value: Any, instance: Any) -> int:
+    if keyword == "uniqueItems" and isinstance(instance, list):
+        return len(instance) ** 2
+    return 1 + len(value) if isinstance(value, dict | list) else 1
+
+
 # A client's pattern could keep Python's backtracking matcher busy for hours.
+_CHECKS = {
+    **_Meta.VALIDATORS,
+    "pattern": _no_check,
+    "patternProperties": _no_check,
+    "unevaluatedProperties": _no_check,
+    "additionalProperties": _no_pattern(_Meta.VALIDATORS["additionalProperties"]),
+}
 _Validator = jsonschema.validators.extend(
-    _Meta, {"pattern": _no_check, "patternProperties": _no_check}
+    _Meta, {keyword: _counted(keyword, check) for keyword, check in _CHECKS.items()}
 )
 
 
@@ -33,8 +77,11 @@ def validate_schema(tool: wire.Tool) -> None:
     """Raise BadToolSchema unless `tool.parameters` is a schema of an object, of bounded size."""
     where = f"tools.{tool.name}.parameters"
     schema = tool.parameters
-    if _depth(schema) > _MAX_DEPTH:
+    depth, parts = _size(schema)
+    if depth > _MAX_DEPTH:
         raise BadToolSchema(f"the schema is nested deeper than {_MAX_DEPTH} levels", param=where)
+    if parts > _MAX_PARTS:
+        raise BadToolSchema(f"the schema has more than {_MAX_PARTS} parts", param=where)
     if len(msgspec.json.encode(schema)) > _MAX_BYTES:
         raise BadToolSchema(f"the schema is larger than {_MAX_BYTES} bytes", param=where)
     if schema.get("type", "object") != "object":
@@ -61,11 +108,14 @@ class SchemaChecker:
         tool = self._tools.get(name)
         if tool is None:
             return [_short(f"there is no tool {name!r}")]
+        _steps.set(0)
         try:
             found = _Validator(tool.parameters).iter_errors(arguments)
             return [_describe(error) for error, _ in zip(found, range(_MAX_ERRORS), strict=False)]
-        except (Unresolvable, RecursionError):
-            return ["the schema of the tool refers to something that is not there"]
+        except _TooManySteps:
+            return ["the arguments take too long to check against the schema of the tool"]
+        except Exception:  # a library on a client's schema: references, URLs, numbers, recursion
+            return ["the schema of the tool cannot be applied to these arguments"]
 
 
 def _describe(error: Any) -> str:
@@ -77,16 +127,17 @@ def _short(text: str) -> str:
     return text if len(text) <= _MAX_ERROR_LENGTH else text[: _MAX_ERROR_LENGTH - 3] + "..."
 
 
-def _depth(value: Any) -> int:
-    """Return the nesting depth, without recursion."""
-    depth, level = 0, [value]
+def _size(value: Any) -> tuple[int, int]:
+    """Return the nesting depth and the count of objects and arrays, without recursion."""
+    depth, parts, level = 0, 0, [value]
     while level:
         depth += 1
+        parts += len(level)
         inner: list[Any] = []
         for item in level:
             inner += item.values() if isinstance(item, dict) else item
         level = [item for item in inner if isinstance(item, dict | list)]
-    return depth
+    return depth, parts
 
 
 def _remote_reference(value: Any) -> str | None:

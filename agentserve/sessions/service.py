@@ -154,16 +154,16 @@ class SessionService:
         info = self.driver.info
         if request.model is not None and request.model != self._text.name:
             raise ModelNotFound(f"this server serves {self._text.name!r}", param="model")
+        await asyncio.to_thread(check_tools, request.tools)
         if existing := self._registry.existing(principal, request):
             return self._info(existing), False
-        check_tools(request.tools)
         sampling.check(request.sampling, info.vocab_size)
         session = self._registry.new(principal, request.id, self._profile(request))
         if request.history:
             self._heads.import_into(session, request.history)
         self._registry.add(session, request)
         try:
-            await self._store.accept(session.key, "session", msgspec.msgpack.encode(request))
+            await self._store.accept(session.key, "session", msgspec.json.encode(request))
         except BaseException:
             self._registry.discard(session)
             raise
@@ -316,7 +316,7 @@ class SessionService:
         session = self._registry.open(principal, session_id)
         new = session.new_results(request.results)
         if new:
-            record = msgspec.msgpack.encode([*session.staged.values(), *new.values()])
+            record = msgspec.json.encode([*session.staged.values(), *new.values()])
             session.staged.update(new)
             try:
                 await self._store.commit(session.key, "staged", record)
