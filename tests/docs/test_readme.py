@@ -3,8 +3,10 @@
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 from live_server import serving
 
@@ -21,12 +23,22 @@ def tool_loop() -> str:
     return str(block)
 
 
+def wait_until_ready(port: int) -> None:
+    """`agentserve serve` says when it is ready; an app that was just started does not."""
+    for _ in range(2400):  # the kernels may have to be compiled first
+        if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the server is not ready after four minutes")
+
+
 def test_the_tool_loop_is_about_twenty_lines() -> None:
     assert len([line for line in tool_loop().splitlines() if line.strip()]) <= 22
 
 
 def test_the_tool_loop_calls_the_right_tools_and_answers_from_their_results() -> None:
     with serving(build_app("smollm2-135m", in_process=True)) as port:
+        wait_until_ready(port)
         code = tool_loop()
         assert code.count(ADDRESS) == 1
         code = code.replace(ADDRESS, f"http://127.0.0.1:{port}")
