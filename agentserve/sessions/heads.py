@@ -19,7 +19,7 @@ from agentserve.sessions.edits import (
 )
 from agentserve.sessions.grammar import validate_schema
 from agentserve.sessions.prepare import require_known
-from agentserve.sessions.prompt import compose, resolve_input
+from agentserve.sessions.prompt import compose, require_plausible, resolve_input
 from agentserve.sessions.registry import Registry, require_one_id
 from agentserve.sessions.session import Session
 from agentserve.sessions.store import Store
@@ -65,6 +65,8 @@ class HeadMoves:
         now_ms = int(self._clock.time() * 1000)
         preparer = self._driver.preparer
         entries, pending, staged = import_history(session, preparer, items, now_ms)
+        messages = [message for entry in entries for message in entry.messages]
+        require_plausible(session, messages, preparer.text, self._driver.info)
         last = entries[-1].turn if entries else ""
         fresh = bool(last) and int(last[2:]) >= fresh_from
         head_id = last if fresh else session.mint_turn()
@@ -189,7 +191,9 @@ class HeadMoves:
     async def count(self, session: Session, request: CountRequest) -> CountAnswer:
         """Return the tokens of a turn with this input; runs nothing."""
         fed = resolve_input(session, request.input, "require")
-        prompt = compose(session, self._driver.preparer.text, fed, generates=True)
+        text = self._driver.preparer.text
+        require_plausible(session, fed.messages, text, self._driver.info)
+        prompt = compose(session, text, fed, generates=True)
         total, limit = len(prompt.log), self._driver.info.max_context
         return CountAnswer(total, prompt.new_tokens, Context(total, limit, max(0, limit - total)))
 

@@ -13,7 +13,7 @@ from agentserve.sessions.grammar import response_tag, structural_tag, validate_s
 from agentserve.sessions.ids import CallIds, prompt_call_id
 from agentserve.sessions.mirror import SubmitOptions
 from agentserve.sessions.output import OutputStream
-from agentserve.sessions.prompt import compose, require_room, resolve_input
+from agentserve.sessions.prompt import compose, require_plausible, require_room, resolve_input
 from agentserve.sessions.session import Session
 from agentserve.sessions.text import ModelText
 from agentserve.sessions.turn import TurnRun
@@ -52,6 +52,7 @@ class TurnPreparer:
         if run.previous is None:
             run.warnings = list(self.text.composer.warnings)
         run.fed = resolve_input(session, request.input, request.on_pending)
+        require_plausible(session, run.fed.messages, self.text, info)
         generates = not run.prefills_only
         run.prompt = compose(session, self.text, run.fed, generates=generates)
         require_room(session, run.prompt, info, self._settings.reserve_output)

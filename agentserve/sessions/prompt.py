@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -172,6 +173,30 @@ def _rewritten_prompt(session: Session, text: ModelText, fed: Fed, full: array[i
     new = min(computed, max(1, glue))
     moved = computed - new
     return Prompt(full, new, (Recomputed(moved, "template_rewrite"),) if moved else ())
+
+
+def require_plausible(
+    session: Session, messages: Iterable[Message], text: ModelText, info: RunnerInfo
+) -> None:
+    """Raise ContextFull for text that no tokens of the context could hold, before it is encoded.
+
+    Encoding takes a second for each megabyte, and every session would wait for it.
+    """
+    size = len((session.profile.system or "").encode())
+    size += sum(
+        len(message.text.encode()) + len(message.reasoning.encode()) for message in messages
+    )
+    least = size // text.tokenizer.longest_token
+    limit = info.max_context
+    if least > limit:
+        raise ContextFull(
+            f"{size} bytes of text are at least {least} tokens; the context has {limit}",
+            param="input",
+            used=session.head.length if session.head is not None else 0,
+            input=least,
+            limit=limit,
+            over=least - limit,
+        )
 
 
 def require_room(session: Session, prompt: Prompt, info: RunnerInfo, reserve: int) -> None:

@@ -56,6 +56,7 @@ class Tokenizer:
         self._bytes, self.drops_first_space = _token_bytes(pipeline, vocabulary)
         self._encoders = _encoders(pipeline, vocabulary)
         self.vocab_size = len(self._bytes)
+        self.longest_token = max(map(len, self._bytes))  # bytes
         self.special = _special_texts(config)
         self.chat_template = _chat_template(config)
         self.stop_ids = tuple(sorted({*stop_ids, *self._ids_of("eos_token")}))
