@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -176,9 +176,9 @@ def _rewritten_prompt(session: Session, text: ModelText, fed: Fed, full: array[i
 
 
 def require_plausible(
-    session: Session, messages: Iterable[Message], text: ModelText, info: RunnerInfo
+    session: Session, messages: Sequence[Message], text: ModelText, info: RunnerInfo
 ) -> None:
-    """Raise ContextFull for text that no tokens of the context could hold, before it is encoded.
+    """Raise ContextFull for messages that the context could never hold, before they are encoded.
 
     Encoding takes a second for each megabyte, and every session would wait for it.
     """
@@ -186,11 +186,12 @@ def require_plausible(
     size += sum(
         len(message.text.encode()) + len(message.reasoning.encode()) for message in messages
     )
-    least = size // text.tokenizer.longest_token
+    least = size // text.tokenizer.longest_token + len(messages)
     limit = info.max_context
     if least > limit:
         raise ContextFull(
-            f"{size} bytes of text are at least {least} tokens; the context has {limit}",
+            f"{size} bytes of text in {len(messages)} messages are at least {least} tokens; "
+            f"the context has {limit}",
             param="input",
             used=session.head.length if session.head is not None else 0,
             input=least,

@@ -6,6 +6,7 @@ from served import Served, served
 TEXT = " " * 7_000_000
 BODIES: dict[str, dict[str, Any]] = {
     "turn": {"input": TEXT},
+    "turn of many": {"input": [{"type": "user", "content": "x"}] * 50_000},
     "count": {"input": [{"type": "user", "content": TEXT}]},
     "history": {
         "items": [{"type": "user", "content": "a"}, {"type": "assistant", "content": TEXT}]
@@ -25,7 +26,9 @@ def test_text_that_no_tokens_of_the_context_could_hold_is_refused(
 ) -> None:
     session = server.create()
     method = "PUT" if route == "history" else "POST"
-    answer = server.http.request(method, f"/sessions/{session}/{route}", json=BODIES[route])
+    answer = server.http.request(
+        method, f"/sessions/{session}/{route.split()[0]}", json=BODIES[route]
+    )
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["code"] == "context_full"
