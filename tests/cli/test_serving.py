@@ -22,16 +22,21 @@ TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "pr
 pytestmark = pytest.mark.model  # the text side is SmolLM2's
 
 
+def environment():
+    """This environment, with the modules that tests share on the path."""
+    paths = [str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 @contextlib.contextmanager
 def started(command):
     """Run a server command; yield (process, address, ready line)."""
-    paths = [str(SUPPORT), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env=environment(),
     )
     errors = []
     drain = threading.Thread(target=lambda: errors.append(process.stderr.read()))
@@ -158,6 +163,7 @@ def test_a_signal_lets_a_turn_go_on_for_a_while_then_cancels_it_and_ends_everyth
 def test_an_engine_that_cannot_start_ends_the_server_with_its_reason():
     out = subprocess.run(
         [sys.executable, str(SUPPORT / "oracle_server.py"), "thread", "broken"],
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=120,
