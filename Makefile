@@ -25,7 +25,7 @@ demo: $(STAMPS)/installed  ## replay a 100-turn coding session against a real se
 	$(PY) -m agentserve demo
 
 test: check $(STAMPS)/installed-test  ## checks, tests and simulation: what CI runs
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 	$(PY) -m agentserve.engine.sim --seeds $(SEEDS)
 
 check: $(STAMPS)/installed-test  ## formatting, lint, types, import contracts

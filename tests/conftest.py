@@ -1,6 +1,19 @@
-"""What every test run reports at its end."""
+"""What every test run reports at its end, summed over the worker processes of pytest-xdist."""
 
+import pytest
 from counts import COUNTS
+
+
+def pytest_sessionfinish(session):
+    """Hand a worker's counts to the process that reports."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["counts"] = dict(COUNTS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Take a worker's counts."""
+    COUNTS.update(getattr(node, "workeroutput", {}).get("counts", {}))
 
 
 def pytest_terminal_summary(terminalreporter):
