@@ -57,7 +57,9 @@ class AsyncClient:
     def embedded(cls, model: str = "smollm2-135m", **settings: Any) -> Self:
         """Load `model` and return a client of a server inside this process, without a socket.
 
-        `settings` are those of `agentserve.assembly.build_app`. `close` ends the server.
+        settings: `dtype` ("auto", "float32", "bfloat16"), `kv_bytes` (memory for KV; 0 takes a
+        share of what is free), `threads` (0 takes every core), `max_slots` (sequences in one
+        batch), or `server`, an `agentserve.config.ServerSettings`. `close` ends the server.
         """
         transport = embedded.AsyncTransport(embedded.start(model, settings))
         return cls(embedded.URL, transport=transport)
@@ -121,7 +123,7 @@ class AsyncClient:
             case core.Send():
                 return await self._send(effect)
             case core.Read(stream):
-                with lost_connections():
+                with lost_connections(self._http.base_url):
                     return await anext(stream.chunks, b"")
             case core.Close(stream):
                 await stream.response.aclose()
@@ -139,7 +141,7 @@ class AsyncClient:
         return None
 
     async def _send(self, effect: core.Send) -> core.Reply:
-        with lost_connections():
+        with lost_connections(self._http.base_url):
             request = self._http.build_request(**request_options(effect))
             response = await self._http.send(request, stream=effect.stream)
             if effect.stream and response.is_success:

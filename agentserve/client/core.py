@@ -19,9 +19,22 @@ from agentserve.errors import CATALOGUE, AgentserveError
 T = TypeVar("T")
 
 
+FIRST_CONTACT_S = 2.0  # a server that never answered gets so long to accept a connection
+
+
+class Unreachable(ConnectionError):
+    """No connection came about, so the server saw nothing; `spent_s` passed in trying."""
+
+    def __init__(self, message: str, spent_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.spent_s = spent_s
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
     """Do one HTTP request -> Reply. Raises ConnectionError when no whole answer came.
+
+    That is `Unreachable` when not even a connection came about.
 
     With `stream`, the body of a 2xx answer stays unread behind `Reply.stream`.
     """
@@ -101,6 +114,7 @@ Flow: TypeAlias = Generator[Effect, Any, T]
 class Retry:
     """When a request is sent again: 429, 503 and lost connections, nothing else.
 
+    A server that has never answered and takes no connection is given up after 2 s.
     Attempt n waits between half and all of `first_s` * 2**n, at most `longest_s`; a Retry-After of
     the server counts as the least, cut to `longest_s` as well.
     """
@@ -122,6 +136,7 @@ class Api:
     def __init__(self, retry: Retry | None = None, rng: random.Random | None = None) -> None:
         self.retry = retry or Retry()
         self._rng = rng or random.Random()
+        self._answered = False
 
     def call(self, method: str, path: str, answer: type[T], body: Any = None) -> Flow[T]:
         """Send a request and return its answer decoded as `answer`.
@@ -143,21 +158,31 @@ class Api:
 
     def send(self, request: Send) -> Flow[Reply]:
         """Return the answer of success to `request`, trying again where that can help."""
+        waited_s = 0.0
         for attempt in range(self.retry.attempts):
+            last = attempt + 1 == self.retry.attempts
             try:
                 reply: Reply = yield request
-            except ConnectionError:
-                if attempt + 1 == self.retry.attempts:
-                    raise
-                retry_after = None
+            except ConnectionError as lost:
+                delay_s = self.retry.delay_s(attempt, None, self._rng)
+                if isinstance(lost, Unreachable):
+                    waited_s += lost.spent_s
+                    last = last or self._no_contact(waited_s + delay_s)
+                if last:
+                    raise lost.with_traceback(None) from None  # the driver's frames explain nothing
             else:
+                self._answered = True
                 if reply.status < 400:
                     return reply
-                if reply.status not in (429, 503) or attempt + 1 == self.retry.attempts:
+                if reply.status not in (429, 503) or last:
                     raise_error(reply)
-                retry_after = reply.headers.get("retry-after")
-            yield Sleep(self.retry.delay_s(attempt, retry_after, self._rng))
+                delay_s = self.retry.delay_s(attempt, reply.headers.get("retry-after"), self._rng)
+            waited_s += delay_s
+            yield Sleep(delay_s)
         raise AssertionError("the last attempt returns or raises")
+
+    def _no_contact(self, waited_s: float) -> bool:
+        return not self._answered and waited_s > FIRST_CONTACT_S
 
 
 def raise_error(reply: Reply) -> NoReturn:

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 import httpx
 
-from agentserve.client.core import Reply, Send
+from agentserve.client.core import Reply, Send, Unreachable
 
 CONNECT_TIMEOUT_S = 10.0
 STREAM_SILENCE_S = 60.0  # the server pings every 15 s: a stream this quiet is lost
@@ -22,8 +22,14 @@ class ConnectionOptions(TypedDict):
 
 
 def connection_options(url: str, api_key: str | None, timeout_s: float) -> ConnectionOptions:
-    """Return how to reach `url`; a server on this machine is never reached through a proxy."""
-    local = httpx.URL(url).host in ("localhost", "127.0.0.1", "::1")
+    """Return how to reach `url`; a server on this machine is never reached through a proxy.
+
+    Raises ValueError when `url` is no HTTP address.
+    """
+    address = httpx.URL(url)
+    if address.scheme not in ("http", "https") or not address.host:
+        raise ValueError(f"{url!r} is no address such as http://127.0.0.1:8000")
+    local = address.host in ("localhost", "127.0.0.1", "::1")
     return {
         "base_url": url,
         "headers": {"authorization": f"Bearer {api_key}"} if api_key else {},
@@ -52,12 +58,17 @@ def reply_of(response: httpx.Response, stream: Any = None) -> Reply:
 
 
 @contextmanager
-def lost_connections() -> Iterator[None]:
-    """Turn what httpx raises for a lost or refused connection into ConnectionError."""
+def lost_connections(url: httpx.URL) -> Iterator[None]:
+    """Turn what httpx raises for a lost or refused connection to `url` into ConnectionError."""
     try:
         yield
     except (httpx.UnsupportedProtocol, httpx.LocalProtocolError):
         raise
     except httpx.TransportError as error:
         kind = type(error).__name__
-        raise ConnectionError(f"no answer from the server: {error or kind}") from error
+        message = f"no answer from {str(url).rstrip('/')} ({str(error) or kind})"
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            spent_s = CONNECT_TIMEOUT_S if isinstance(error, httpx.ConnectTimeout) else 0.0
+            hint = "is `agentserve serve` running there?"
+            raise Unreachable(f"{message}; {hint}", spent_s) from None
+        raise ConnectionError(message) from None

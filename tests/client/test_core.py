@@ -55,6 +55,28 @@ def test_a_lost_connection_is_raised_after_the_last_attempt():
     assert len(script.slept) == 7
 
 
+def test_a_server_that_takes_no_connection_is_given_up_within_two_seconds():
+    script = Script(*[core.Unreachable("nobody there")] * 8)
+    with pytest.raises(core.Unreachable, match="nobody there"):
+        call(script)
+    assert len(script.slept) >= 3
+    assert sum(script.slept) <= 2
+
+
+def test_a_connection_that_took_long_to_fail_is_not_tried_again():
+    script = Script(core.Unreachable("silence", spent_s=10.0))
+    with pytest.raises(core.Unreachable):
+        call(script)
+    assert script.slept == []
+
+
+def test_a_server_that_has_answered_is_given_every_attempt_to_come_back():
+    script = Script(ok(1), *[core.Unreachable("restarting")] * 7, ok(2))
+    client = api()
+    assert script.drive(client.call("GET", "/x", int)) == 1
+    assert script.drive(client.call("GET", "/x", int)) == 2
+
+
 def test_waits_grow_and_are_bounded():
     script = Script(*[refused(503, "draining")] * 8)
     with pytest.raises(errors.Draining):

@@ -50,6 +50,11 @@ def test_the_public_names_are_these():
         assert getattr(agentserve, name) is not None
 
 
+def test_dir_lists_the_public_names_before_they_are_loaded():
+    modules = loaded_after("import agentserve; assert {*agentserve.__all__} <= {*dir(agentserve)}")
+    assert "agentserve.client" not in modules
+
+
 def test_sync_and_async_have_the_same_public_members_and_parameters():
     for plain, twin in PAIRS:
         ours = {TWINS.get(name, name): parameters(m) for name, m in members(plain).items()}
