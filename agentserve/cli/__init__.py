@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from agentserve import __version__
 from agentserve.cli import inspect, serve, workload
 from agentserve.cli.options import CommandFailed
 from agentserve.errors import AgentserveError
@@ -21,15 +22,33 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    serve.serve,
-    workload.replay,
-    workload.demo,
-    inspect.doctor,
-    inspect.ps,
-    inspect.version,
+for command, summary in (
+    (serve.serve, "Serve a model over HTTP."),
+    (workload.replay, "Replay an agent's turns and report."),
+    (workload.demo, "Replay a coding agent's 100 turns and report."),
+    (inspect.doctor, "Say whether a model runs on this machine."),
+    (inspect.ps, "List the sessions of a running server."),
+    (inspect.version, "Print the versions of what is installed."),
 ):
-    app.command(epilog=EXIT_CODES)(command)
+    app.command(short_help=summary, epilog=EXIT_CODES)(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"agentserve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -88,12 +88,36 @@ def serve(  # noqa: PLR0913 - one argument per command line option
         allow_force=allow_force,
     )
     with listen(host, port) as listener:
-        directory = str(prepare(model, show_progress))
+        directory = str(prepare(model, FirstStart(model)))
         backend = torch_backend(
             ModelSettings(directory=directory, dtype=dtype, kv_bytes=kv_device, threads=threads),
             in_process=engine == "thread",
         )
-        run(assemble(Path(directory), backend, settings), listener, typer.echo)
+        run(assemble(Path(directory), backend, settings), listener, announce)
+
+
+class FirstStart:
+    """Progress of a conversion, after one line on stderr that says why this start takes long."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._said = False
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        """Show that `done` of `total` bytes are converted, now those of `what`."""
+        if not self._said:
+            self._said = True
+            sys.stderr.write(
+                f"first start: converting {self._model} and compiling kernels may take a minute\n"
+            )
+        show_progress(done, total, what)
+
+
+def announce(ready: str) -> None:
+    """Print the line that programs wait for, and to a person also how to stop."""
+    typer.echo(ready)
+    if sys.stdout.isatty():
+        typer.echo("Ctrl-C stops it.")
 
 
 def check_exposure(host: str, keys: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from agentserve import __version__
 from agentserve.cli import main
+from agentserve.cli.serve import FirstStart, announce
 
 COMMANDS = ["serve", "replay", "demo", "doctor", "ps", "version"]
 
@@ -32,6 +33,12 @@ def test_help_names_every_command_and_the_exit_codes(run):
     for command in COMMANDS:
         assert command in out
     assert "Exit codes" in out
+
+
+def test_the_summaries_of_the_commands_are_whole_at_80_columns(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run("--help")
+    assert "..." not in out.partition("Commands:")[2]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -66,6 +73,10 @@ def test_version_names_what_is_installed(run):
     code, out, _ = run("version")
     assert code == 0
     assert f"agentserve {__version__}" in out.splitlines()
+
+
+def test_the_version_is_also_an_option(run):
+    assert run("--version") == (0, f"agentserve {__version__}\n", "")
 
 
 def test_version_as_json(run):
@@ -124,6 +135,25 @@ def test_a_model_that_is_not_there_is_one_line(run, tmp_path):
     assert err.startswith("agentserve: ")
     assert err.count("\n") == 1
     assert "no-model.gguf" in err
+
+
+@pytest.mark.parametrize(("terminal", "lines"), [(True, 2), (False, 1)])
+def test_a_person_is_told_how_to_stop_and_a_program_reads_one_line(
+    monkeypatch, capsys, terminal, lines
+):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    announce("agentserve is ready: http://127.0.0.1:8000")
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "agentserve is ready: http://127.0.0.1:8000"
+    assert len(rest) == lines - 1
+    assert all("Ctrl-C" in line for line in rest)
+
+
+def test_a_conversion_says_once_that_the_first_start_takes_long(capsys):
+    progress = FirstStart("my.gguf")
+    for done in (1, 2):
+        progress(done, 2, "tensor")
+    assert capsys.readouterr().err.count("first start: converting my.gguf") == 1
 
 
 def test_ps_without_a_server_says_where_it_looked(run):
