@@ -75,7 +75,7 @@ def examine(
         text = load_text(directory, model)
         check_memory(figures, machine.memory_free)
     except (ValueError, OSError) as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).removeprefix(model).lstrip(": ")
         return Report(model, False, reason, figures, None, [], machine)
     warnings = list(text.composer.warnings)
     if figures.kv_tokens < figures.max_context:

@@ -115,7 +115,7 @@ def verdict(report: "Report") -> str:
         )
     if report.runs:
         return f"runs: {report.model}: {sizes}"
-    return f"does not run: {report.model} because {report.reason}" + (sizes and f" ({sizes})")
+    return f"does not run: {report.model}: {report.reason}" + (sizes and f" ({sizes})")
 
 
 def _details(report: "Report") -> list[str]:
@@ -125,7 +125,10 @@ def _details(report: "Report") -> list[str]:
         million = figures.parameters / 1e6
         lines += [
             ("model", f"{figures.architecture}, {million:.1f} million parameters"),
-            ("context", f"{figures.max_context} tokens, {figures.kv_token_bytes} bytes of KV each"),
+            (
+                "context",
+                f"{figures.max_context} tokens, {figures.kv_token_bytes} bytes of KV per token",
+            ),
         ]
     if report.tool_format is not None:
         lines.append(("tool calls", report.tool_format))

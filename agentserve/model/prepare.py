@@ -33,17 +33,17 @@ def prepare(model: str, progress: Progress | None = None) -> Path:
         return _converted(embedded_gguf(model), progress)
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise ModelUnavailable(f"there is no file {path}")
+            raise ModelUnavailable(f"{model}: there is no such file")
         return _converted(path, progress)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelUnavailable(f"{path} has no config.json")
+            raise ModelUnavailable(f"{model}: the directory has no config.json")
         return path
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         return _download(model)
     known = ", ".join(EMBEDDED)
     raise ModelUnavailable(
-        f"{model!r} is no model: give {known}, a .gguf file, a directory or owner/name"
+        f"{model}: no such model; give {known}, a .gguf file, a directory or owner/name"
     )
 
 
@@ -100,10 +100,19 @@ def _publish(partial: Path, target: Path) -> None:
 
 def _download(model: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
     try:
         return Path(snapshot_download(model, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelUnavailable(f"{model} could not be fetched: {error}") from error
+    except LocalEntryNotFoundError as error:
+        raise ModelUnavailable(f"{model}: no model hub can be reached from here") from error
+    except RepositoryNotFoundError as error:
+        raise ModelUnavailable(f"{model}: the model hub has none of this name for you") from error
+    except (HfHubHTTPError, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelUnavailable(f"{model}: could not be fetched: {reason}") from error

@@ -41,7 +41,7 @@ def test_an_architecture_that_is_not_built_is_named(config):
     assert not report.runs
     line = verdict(report)
     assert line.startswith("does not run: ")
-    assert "because architecture GemmaXForCausalLM is not supported" in line
+    assert ": architecture GemmaXForCausalLM is not supported" in line
 
 
 def test_a_missing_weight_file_is_named(config):
@@ -62,6 +62,15 @@ def test_a_name_that_is_no_model_says_what_would_be_one():
     report = examine("no such model")
     assert not report.runs
     assert "smollm2-135m" in report.reason
+
+
+@pytest.mark.parametrize("model", ["/nonexistent", "/nowhere/x.gguf", "owner/name"])
+def test_the_verdict_on_what_cannot_be_had_is_short_and_names_it_once(model, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    line = verdict(examine(model))
+    assert line.startswith(f"does not run: {model}: ")
+    assert line.count(model) == 1
+    assert len(line) < 120
 
 
 def test_kv_is_what_the_weights_leave_and_no_more_than_was_asked_for():

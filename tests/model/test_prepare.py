@@ -25,7 +25,11 @@ def test_a_safetensors_directory_is_taken_as_it_is(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "named"),
-    [("nonsense", "is no model"), ("/nowhere/x.gguf", "no file"), ("/tmp", r"no config\.json")],
+    [
+        ("nonsense", "no such model"),
+        ("/nowhere/x.gguf", "no such file"),
+        ("/tmp", r"no config\.json"),
+    ],
 )
 def test_what_is_no_model_is_named(name, named):
     with pytest.raises(ModelUnavailable, match=named):
