@@ -91,8 +91,13 @@ def _run(engine: Engine, submit: Submit) -> None:
 
 def print_accounting(counted: list[Accounting], console: Console) -> None:
     """Print the table of `agentserve replay --accounting`."""
-    table = Table(title="Prefill of equal turns, first turn = 1 (counted by the engine)")
-    table.add_column("turns", justify="right")
+    console.print(
+        "Prefill tokens of N equal turns, in units of the first turn, counted by the engine:",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table()
+    table.add_column("N", justify="right")
     table.add_column("without reuse", justify="right")
     table.add_column("with a session", justify="right")
     for row in counted:

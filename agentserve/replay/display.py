@@ -48,14 +48,15 @@ class Display:
     def turn(self, record: TurnRecord) -> None:
         """Show a finished turn."""
         self._done += 1
-        who = f"{record.session}/{record.index} " if self._many else ""
+        who = f"session {record.session}, turn {record.index}: " if self._many else ""
         if self._console.is_terminal:
             action = f"{who}{escape(record.action)}"
             self._progress.update(self._task, advance=1, description=action)
             return
         self._console.print(
-            f"{self._done:4d}/{self._turns} {who}{record.action}: {record.new_tokens} new, "
-            f"{record.cached_tokens} cached, {record.latency_s:.2f} s",
+            f"{'' if self._many else 'turn '}{self._done:3d}/{self._turns} {who}{record.action}: "
+            f"{record.prefill_computed} computed, {record.cached_tokens} cached, "
+            f"{record.latency_s:.2f} s",
             markup=False,
             highlight=False,
             soft_wrap=True,

@@ -1,5 +1,7 @@
 """What a replay measured: a record per turn, totals, and the text that a person reads."""
 
+from collections import Counter
+
 import msgspec
 from rich.console import Console
 from rich.table import Table
@@ -19,10 +21,11 @@ class TurnRecord(msgspec.Struct, frozen=True):
     output_tokens: int
     ttft_s: float  # request sent to first event of the output
     latency_s: float  # request sent to turn done
-    queue_s: float = 0.0
+    queue_s: float = 0.0  # before its own prefill: no place yet, or a step of others was running
     restore_s: float = 0.0
     model_s: float = 0.0  # prefill and decode
     tool_s: float = 0.0  # the tools that this turn called
+    recomputed: dict[str, int] = {}  # tokens computed again, by reason
 
     @property
     def prefill_computed(self) -> int:
@@ -135,11 +138,26 @@ def print_report(report: Report, console: Console) -> None:
         console.print()
         console.print(table)
     console.print("* computed from the token counts, not measured\n", highlight=False)
-    if all(record.prefill_computed == record.new_tokens for record in report.records):
-        console.print("In every turn the engine computed the new tokens and no other.")
+    for line in reuse(report.records):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for line in report.incomplete:
         console.print(f"ended early: {line}", markup=False, highlight=False)
     console.print(f"turns: {totals.turns}", markup=False, highlight=False)
+
+
+def reuse(records: list[TurnRecord]) -> list[str]:
+    """Say how the tokens that the engine computed differ from the new ones, and why."""
+    shared = sum(max(record.new_tokens - record.prefill_computed, 0) for record in records)
+    again: Counter[str] = Counter()
+    for record in records:
+        again.update(record.recomputed)
+    lines = []
+    if shared:
+        lines.append(f"Computed less than new by {shared:,} tokens: sessions shared a prefix.")
+    if again:
+        reasons = ", ".join(f"{tokens:,} {reason}" for reason, tokens in again.items())
+        lines.append(f"Computed again: {again.total():,} tokens ({reasons}).")
+    return lines or ["In every turn the engine computed the new tokens and no other."]
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -153,7 +171,7 @@ def _table(title: str, *columns: str) -> Table:
 def _speed_table(totals: Totals) -> Table:
     table = _table("How fast", "", "p50", "p95")
     table.add_row("a turn, request to answer", _s(totals.turn_p50_s), _s(totals.turn_p95_s))
-    table.add_row("its first output (TTFT)", _s(totals.ttft_p50_s), _s(totals.ttft_p95_s))
+    table.add_row("until its first output (TTFT)", _s(totals.ttft_p50_s), _s(totals.ttft_p95_s))
     table.add_row(f"first {EDGE} turns of a session", _s(totals.first_turns_p50_s), "")
     table.add_row(f"last {EDGE} turns of a session", _s(totals.last_turns_p50_s), "")
     return table
@@ -163,8 +181,8 @@ def _time_table(totals: Totals) -> Table:
     parts = (
         ("model: prefill and decode", totals.model_s),
         ("tools", totals.tools_s),
-        ("queue: waiting for a place", totals.queue_s),
-        ("restore: bringing KV back", totals.restore_s),
+        ("waiting: queue, steps of other sessions", totals.queue_s),
+        ("restore: saved KV copied back", totals.restore_s),
         ("server and client: HTTP, templates, text", totals.server_s),
     )
     whole = sum(seconds for _, seconds in parts)
@@ -187,7 +205,7 @@ def _token_table(totals: Totals) -> Table:
     table.add_row("taken from the sessions' KV cache", f"{totals.cached_tokens:,}")
     table.add_row("an engine that keeps nothing would compute *", f"{totals.stateless_prefill:,}")
     ratio = totals.stateless_prefill / totals.prefill_computed if totals.prefill_computed else 0.0
-    table.add_row("that is, times as many *", f"{ratio:.1f}")
+    table.add_row("times the prefill of this engine *", f"{ratio:.1f}")
     return table
 
 

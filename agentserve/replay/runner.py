@@ -214,28 +214,43 @@ def _record(answer: wire.Turn, ttft: float, latency: float, tools: float) -> Tur
     return TurnRecord(
         session=0,
         index=0,
-        action=_action(answer),
+        action=action_line(answer),
         input_tokens=usage.input_tokens,
         new_tokens=usage.new_tokens,
         cached_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,
         ttft_s=ttft,
         latency_s=latency,
-        queue_s=timing.queue / 1000,
+        queue_s=waited_ms(timing) / 1000,
         restore_s=timing.restore / 1000,
         model_s=(timing.prefill + timing.decode) / 1000,
         tool_s=tools,
+        recomputed={part.reason: part.tokens for part in usage.recomputed},
     )
 
 
-def _action(answer: wire.Turn) -> str:
-    """Say in one line what the model did."""
+def waited_ms(timing: wire.Timing) -> int:
+    """Return the milliseconds before the turn's own prefill.
+
+    The engine's queue starts when it reads the command, which it does between two steps: a turn
+    that comes while others are in a step has waited already. The time to the first token has both.
+    """
+    before = timing.ttft - timing.restore - timing.prefill if timing.ttft else 0
+    return max(timing.queue, before)
+
+
+def action_line(answer: wire.Turn) -> str:
+    """Say in one line what the model did, and where it was cut."""
     parts = []
     for item in answer.output:
         if isinstance(item, wire.ToolCallOut):
             parts.append(Call(item.name, item.arguments).summary)
         elif isinstance(item, wire.MalformedToolCallOut):
-            parts.append("(a call that cannot be read)")
+            what = "unfinished" if item.error == "truncated" else "unreadable"
+            parts.append(f"{what} call {' '.join(item.raw.split())}")
     if not parts:
         parts = [" ".join(_text(answer).split())]
-    return shorten(", ".join(parts))
+    action = shorten(", ".join(parts))
+    if answer.stop_reason == "max_tokens":
+        return f"{action} (cut at {answer.usage.output_tokens} tokens)"
+    return action

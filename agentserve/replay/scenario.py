@@ -1,5 +1,6 @@
 """The scenario format: a whole agent session as a TOML file (documented in scenarios/README.md)."""
 
+import json
 import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -50,7 +51,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def summary(self) -> str:
         """The call in one short line, for people."""
-        values = (str(value).strip().replace("\n", " ") for value in self.arguments.values())
+        values = (json.dumps(value, ensure_ascii=False) for value in self.arguments.values())
         return shorten(f"{self.name}({', '.join(values)})")
 
 

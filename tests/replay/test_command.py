@@ -47,9 +47,17 @@ def test_without_a_terminal_every_turn_is_a_line():
         display.turn(record(2))
     assert text.getvalue().splitlines() == [
         "user: Fix [it] please, and be so kind as to do it soon.",
-        "   1/2 look(): 60 new, 0 cached, 1.00 s",
-        "   2/2 look(): 60 new, 100 cached, 1.00 s",
+        "turn   1/2 look(): 60 computed, 0 cached, 1.00 s",
+        "turn   2/2 look(): 60 computed, 100 cached, 1.00 s",
     ]
+
+
+def test_a_line_of_several_sessions_names_the_session_and_its_turn():
+    text = io.StringIO()
+    with Display(Console(file=text, width=80), turns=4, sessions=2) as display:
+        display.turn(record(2, session=2))
+    line = "  1/4 session 2, turn 2: look(): 60 computed, 100 cached, 1.00 s"
+    assert text.getvalue().splitlines() == [line]
 
 
 def test_on_a_terminal_a_bar_shows_the_place_and_the_call():
@@ -58,4 +66,4 @@ def test_on_a_terminal_a_bar_shows_the_place_and_the_call():
     with Display(console, turns=2, sessions=2) as display:
         display.turn(record(1, session=2))
     assert "1/2" in text.getvalue()
-    assert "2/1 look()" in text.getvalue()
+    assert "session 2, turn 1: look()" in text.getvalue()

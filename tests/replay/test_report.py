@@ -3,10 +3,11 @@
 import io
 import json
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from agentserve.replay.report import Report, TurnRecord, percentile, print_report
+from agentserve.replay.report import Report, TurnRecord, percentile, print_report, reuse
 
 
 def record(index: int, session: int = 1, latency: float = 1.0) -> TurnRecord:
@@ -85,3 +86,14 @@ def test_a_person_reads_what_was_not_measured_and_the_count_of_turns_last():
     assert "ended early: session 1: [x]" in lines
     assert "computed from the token counts, not measured" in " ".join(text.getvalue().split())
     assert max(map(len, lines)) <= 80
+
+
+def test_tokens_that_sessions_share_and_tokens_computed_again_are_explained():
+    same = record(1)
+    assert reuse([same]) == ["In every turn the engine computed the new tokens and no other."]
+    shared = msgspec.structs.replace(same, cached_tokens=48)
+    again = msgspec.structs.replace(record(2), cached_tokens=90, recomputed={"evicted": 10})
+    assert reuse([same, shared, again]) == [
+        "Computed less than new by 48 tokens: sessions shared a prefix.",
+        "Computed again: 10 tokens (10 evicted).",
+    ]

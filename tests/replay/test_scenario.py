@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentserve.replay.scenario import Scenario, ScenarioError, load_scenario
+from agentserve.replay.scenario import Call, Scenario, ScenarioError, load_scenario
 
 HEAD = 'format = 1\nname = "n"\ndescription = "d"\nsystem = "s"\n'
 TOOL = """
@@ -82,3 +82,8 @@ def test_parallel_calls_take_as_long_as_the_slowest_unless_the_turn_says_otherwi
         HEAD + TOOL + slow + TURN + calls + "[[turns]]\n" + CALL + "tool_seconds = 0.5\n",
     )
     assert [story.tool_seconds(turn) for turn in story.turns] == [3.0, 0.5]
+
+
+def test_a_call_in_one_line_quotes_its_strings():
+    assert Call("search", {"text": "need():", "line": 3}).summary == 'search("need():", 3)'
+    assert Call("insert", {"text": "a\n"}).summary == 'insert("a\\n")'
