@@ -37,6 +37,10 @@ from agentserve.engine.oracle import oracle_next
 from agentserve.engine.plan import pack
 from agentserve.engine.simworld import FaultyRunner, Grammars, World
 
+INJECTED = {
+    "refusals": " (expected: of bad commands that were injected, and of what cannot fit)",
+    "ended by error": " (expected: of rows and grammars whose failure was injected)",
+}
 STUCK = 5_000  # steps to drain a small world; many times what any seed needs
 
 
@@ -374,7 +378,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     total = run_seeds(options.start, options.seeds)
     for name in sorted(total, key=lambda name: (name != "seeds", name)):
-        sys.stdout.write(f"{name}: {total[name]}\n")
+        sys.stdout.write(f"{name}: {total[name]}{INJECTED.get(name, '')}\n")
+    verdict = "every token right, no invariant broken, nothing left locked"
+    sys.stdout.write(f"{total['seeds']} seeds: {verdict}\n")
 
 
 if __name__ == "__main__":

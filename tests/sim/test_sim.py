@@ -30,6 +30,8 @@ def test_the_command_prints_its_counts(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "seeds: 3"
     assert any(line.startswith("preemptions: ") for line in lines)
+    assert any(line.startswith("refusals: ") and "expected" in line for line in lines)
+    assert lines[-1].startswith("3 seeds: every token right")
 
 
 def lose_copies(self):
