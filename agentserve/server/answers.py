@@ -56,7 +56,9 @@ async def http_exception(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     if error.status_code == 404:
-        raise RouteNotFound("no such path; GET /v1/models, POST /sessions and the others are listed in the README")
+        raise RouteNotFound(
+            "no such path; GET /v1/models, POST /sessions and the others are listed in the README"
+        )
     if error.status_code == 405:
         raise MethodNotAllowed(
             f"this path does not take {request.method}", allowed=_allowed_methods(request)
