@@ -55,8 +55,7 @@ def _scenario(turns: int | None) -> Scenario:
 def _introduction(scenario: Scenario, free: bool) -> str:
     what = f"{scenario.description} {len(scenario.turns)} turns, one request each."
     if free:
-        alone = "it is small, chooses badly"
-        return f"{what}\n   The model answers for itself: {alone}."
+        return f"{what}\n   The model answers for itself; it is small and chooses badly."
     return (
         f"{what}\n   Its answers are given, and decoded token by token as if it had sampled them."
     )
