@@ -10,14 +10,13 @@ import msgspec
 from agentserve import __version__
 from agentserve.config import cache_directory
 from agentserve.engine.process import usable_cores
-from agentserve.model.build import BLOCK_SIZE, MOST_KV, free_memory
+from agentserve.model.build import BLOCK_SIZE, FEWEST_TOKENS, MOST_KV, free_memory
 from agentserve.model.prepare import Progress, prepare
 from agentserve.model.spec import ModelSpec, load_spec
 
 ABILITIES = ("f16c", "avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 LIBRARIES = ("torch", "triton", "numba", "transformers", "tokenizers", "xgrammar", "gguf")
 ITEM_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
-FEWEST_BLOCKS = 2
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -125,8 +124,8 @@ def check_weight_files(directory: Path) -> None:
 
 def check_memory(figures: Figures, memory_free: int) -> None:
     """Raise ValueError when the weights and a least amount of KV do not fit."""
-    least = figures.weight_bytes + FEWEST_BLOCKS * BLOCK_SIZE * figures.kv_token_bytes
-    if least > memory_free or figures.kv_tokens < FEWEST_BLOCKS * BLOCK_SIZE:
+    least = figures.weight_bytes + FEWEST_TOKENS * figures.kv_token_bytes
+    if least > memory_free or figures.kv_tokens < FEWEST_TOKENS:
         raise ValueError(
             f"memory is too small: weights and KV need at least {least} bytes, "
             f"{memory_free} are free"

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from agentserve.model.grammar import XGrammarFactory
     from agentserve.model.runner import TorchRunner
 
-BLOCK_SIZE = 32  # tokens; half of a block is unused at the end of each sequence
+BLOCK_SIZE = 16  # tokens; half of a block is unused at the end of each sequence (DECISIONS.md, 11)
+FEWEST_TOKENS = 64  # of KV; a smaller cache is a mistake
 MOST_KV = 3 << 30  # bytes, unless kv_bytes asks for more
 
 
@@ -84,7 +85,7 @@ def _load(directory: Path, spec: ModelSpec, settings: ModelSettings) -> "TorchRu
     block_size = settings.block_size or BLOCK_SIZE
     kv_bytes = settings.kv_bytes or min(MOST_KV, free_memory() * 2 // 5)
     num_blocks = kv_bytes // block_bytes(spec, block_size, dtype)
-    least = 2 * -(-BLOCK_SIZE // block_size)
+    least = -(-FEWEST_TOKENS // block_size)
     if num_blocks < least:
         raise ValueError(f"kv_bytes={kv_bytes} holds {num_blocks} blocks, fewer than {least}")
     decoder = Decoder(spec, weights, empty_cache(spec, num_blocks, block_size, dtype))

@@ -51,12 +51,13 @@ def test_info_describes_the_model_and_its_memory(directory):
     assert info.num_blocks == (1 << 20) // info.groups[0].block_bytes
     halves = load_runner({"directory": str(directory), "kv_bytes": 1 << 20})
     assert halves.info.dtype == "bfloat16"
-    assert halves.info.num_blocks == 2 * info.num_blocks
+    assert halves.info.groups[0].block_bytes * 2 == info.groups[0].block_bytes
+    assert halves.info.num_blocks == (1 << 20) // halves.info.groups[0].block_bytes
     assert halves.info.identity != info.identity
 
 
-def test_memory_for_less_than_two_blocks_is_refused(directory):
-    with pytest.raises(ValueError, match="fewer than 2"):
+def test_memory_for_fewer_than_64_tokens_is_refused(directory):
+    with pytest.raises(ValueError, match="holds 0 blocks, fewer than 4"):
         load_runner({"directory": str(directory), "kv_bytes": 1000})
 
 
