@@ -11,6 +11,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     token_budget: int = 512  # tokens computed in one step, decodes included
     max_waiting: int = 512  # turns that wait for admission; more are refused as overloaded
+    kv_policy: str = "tool-aware"  # none | device-lru | lru+host | tool-aware
     check_invariants: bool = False  # after every step; for tests and debugging
 
 
@@ -20,6 +21,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory: str  # prepared by `model.prepare`: config.json, tokenizer.json, model.safetensors
     dtype: str = "auto"  # auto | float32 | bfloat16
     kv_bytes: int = 0  # device KV; 0 takes a share of the free memory
+    host_bytes: int | None = None  # host KV; None takes a share of the free memory, 0 is no tier
     block_size: int = 0  # tokens a KV block; 0 is the backend's own
     max_slots: int = 64  # sequences in one batch
     threads: int = 0  # 0 takes every core

@@ -19,7 +19,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     keep=0 opens the sequence anew under `generation`. max_tokens=0 only prefills. `force` holds
     tokens that are taken instead of the sampled ones, one per step; when it is used up the turn
     goes on by sampling, so a caller that wants the turn to end there puts a stop id last.
-    `grammar` is opaque to the loop: the grammar factory compiles it.
+    `grammar` is opaque to the loop: the grammar factory compiles it. A `background` turn only
+    prefills (max_tokens=0), in steps that nobody else wants and in blocks that are free; when
+    others come it ends early, as "prefilled", with the kv_length that it reached.
     """
 
     turn: int
@@ -33,6 +35,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     sampling: SamplingParams = SamplingParams()
     grammar: str | None = None
     force: bytes = b""
+    background: bool = False
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork"):
@@ -58,14 +61,38 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Hint(msgspec.Struct, frozen=True, tag="hint"):
-    """What the client knows about the wait that has begun (kept; acted on by residency later)."""
+    """What is known of the wait between two turns of a sequence; replaces the last one of it.
+
+    `tools` names what is waited for, one key a call (empty: a person, or unknown): the engine
+    learns how long each takes. `expected_s` is what the client expects, from now on. kv: "auto" |
+    "device" (keep it there while there is room) | "host" (make room now) | "drop" (forget it).
+    """
 
     sequence: int
+    tools: list[str] = []
     expected_s: float | None = None
     kv: str = "auto"
 
 
-Command = Submit | Fork | Close | Cancel | Hint
+class Promote(msgspec.Struct, frozen=True, tag="promote"):
+    """A turn of this sequence is about to come: bring its KV to the device.
+
+    Never takes room from a running or queued turn. With begin=False the turn will not come after
+    all: what has not been copied yet stays where it is.
+    """
+
+    sequence: int
+    begin: bool = True
+
+
+class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
+    """Ask where the KV of these sequences is; answered by one Inspected with the same number."""
+
+    number: int
+    sequences: list[int]
+
+
+Command = Submit | Fork | Close | Cancel | Hint | Promote | Inspect
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -82,12 +109,20 @@ class Down(msgspec.Struct, frozen=True, tag="down"):
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """The turn was admitted: `cached` tokens have KV, `computed` will be prefilled."""
+    """The turn was admitted: `cached` tokens have KV, `computed` will be prefilled.
+
+    `host` of the cached tokens are on their way from the host tier. `lost` of the computed ones had
+    KV when the last turn of the sequence ended; `reason` says why not any more: "evicted" (there is
+    no host tier), "host_full", "policy" (the policy "none" keeps nothing).
+    """
 
     turn: int
     cached: int
     computed: int
     queue_s: float
+    host: int = 0
+    lost: int = 0
+    reason: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -124,6 +159,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     decode_s: float = 0.0
     preemptions: int = 0
     recomputed: int = 0  # tokens prefilled again after a preemption
+    restore_s: float = 0.0  # from the admission until the last block had come from the host
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -140,6 +176,25 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
+class Residency(msgspec.Struct, frozen=True):
+    """Where one sequence's KV is: tokens by tier (a token can be in both), and what was moved."""
+
+    sequence: int
+    tokens: int
+    device: int
+    host: int
+    saved_bytes: int
+    loaded_bytes: int
+    stall_s: float  # time that its turns have waited for copies
+
+
+class Inspected(msgspec.Struct, frozen=True, tag="inspected"):
+    """The answer to Inspect; sequences that the engine does not know are left out."""
+
+    number: int
+    sequences: list[Residency]
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
     """Engine state, sent with every event batch and at least once a second: the heartbeat."""
 
@@ -154,10 +209,24 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     prefill_tokens: int  # counters since start
     decode_tokens: int
     preemptions: int
-    evictions: int
+    evictions: int  # device blocks given to somebody else
+    loading: int = 0  # admitted turns that wait for copies
+    host_total: int = 0
+    host_free: int = 0
+    host_cached: int = 0
+    host_locked: int = 0
+    host_evictions: int = 0
+    saved_bytes: int = 0
+    saved_s: float = 0.0
+    loaded_bytes: int = 0
+    loaded_s: float = 0.0
+    copies_in_flight: int = 0
+    stale_completions: int = 0
+    stall_s: float = 0.0  # time that turns have waited for copies
+    lost: dict[str, int] = {}  # tokens computed again, by reason
 
 
-Event = Ready | Down | Started | Progress | Tokens | Finished | Refused | Stats
+Event = Ready | Down | Started | Progress | Tokens | Finished | Refused | Inspected | Stats
 
 
 class EngineLink(Protocol):

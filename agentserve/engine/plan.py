@@ -81,9 +81,12 @@ class TableAppend(msgspec.Struct, frozen=True):
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """Copy the first `tokens` tokens of device block `source` to `target`, before this step's rows.
+    """Copy the first `tokens` tokens of block `source` to block `target`; see `kind`.
 
-    All copies of a plan read before any of its rows writes; they run in list order.
+    "device": device to device, before this step's rows, in list order; done when the step is.
+    "save": device to host, "load": host to device. These run beside steps, at any later time and in
+    any order; `ticket` comes back in the result of this or of a later step. What a save reads and
+    what a load writes is not touched by any row until then.
     """
 
     ticket: int
@@ -91,6 +94,7 @@ class Copy(msgspec.Struct, frozen=True):
     source: int
     target: int
     tokens: int
+    kind: str = "device"
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -112,6 +116,17 @@ class StepPlan(msgspec.Struct, frozen=True):
     copies: list[Copy]
     rows: list[Row]
     tokens: bytes  # the input tokens of all rows, concatenated, packed
+    wait: bool = False  # nothing to compute: `collect` waits a moment for a copy to end
+    overdue: list[int] = []  # tickets to report again if their copies have ended
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """What the copier has moved between tiers since the start, and how long it was busy."""
+
+    saved_bytes: int = 0
+    saved_s: float = 0.0
+    loaded_bytes: int = 0
+    loaded_s: float = 0.0
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -120,7 +135,8 @@ class StepResult(msgspec.Struct, frozen=True):
     step: int
     tokens: list[list[int]]
     finite: list[bool]  # per row: False when a logit was NaN or infinite
-    tickets: list[int]  # copies that are done
+    tickets: list[int]  # copies that have ended since the last result
+    traffic: Traffic = Traffic()
 
 
 class KvGroup(msgspec.Struct, frozen=True):
@@ -145,6 +161,7 @@ class RunnerInfo(msgspec.Struct, frozen=True):
     dtype: str = "float32"
     device: str = "cpu"
     weight_bytes: int = 0
+    host_blocks: int = 0  # blocks of the host tier per group; 0: there is none
 
 
 class Runner(Protocol):
