@@ -95,7 +95,7 @@ class Engine:
                 self._close(command.sequence)
             elif isinstance(command, Cancel):
                 self._cancel(command)
-            elif command.sequence in self._sequences:
+            elif isinstance(command, Hint) and command.sequence in self._sequences:
                 self._sequences[command.sequence].hint = command
         except _Refusal as refusal:
             turn = command.turn if isinstance(command, Submit) else -1

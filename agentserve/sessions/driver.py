@@ -24,19 +24,16 @@ from agentserve.engine.messages import (
 from agentserve.engine.plan import RunnerInfo
 from agentserve.errors import (
     AgentserveError,
-    BadToolSchema,
-    ContextFull,
     Draining,
     EngineDown,
     EngineError,
-    ExceedsKvCapacity,
-    InvalidRequest,
     ModelLoading,
     Overloaded,
 )
 from agentserve.sessions.ahead import PrefillAhead
 from agentserve.sessions.commit import TurnCommitter
 from agentserve.sessions.prepare import TurnPreparer
+from agentserve.sessions.refusals import as_refusal, refusal
 from agentserve.sessions.session import Session
 from agentserve.sessions.store import Store
 from agentserve.sessions.turn import Outcome, TurnRun
@@ -45,11 +42,6 @@ from agentserve.wire import TurnQueued
 log = logging.getLogger("agentserve.turns")
 
 HEARTBEAT_S = 10.0  # the engine speaks at least once a second
-_REFUSALS: dict[str, type[AgentserveError]] = {
-    "context_full": ContextFull,
-    "exceeds_kv_capacity": ExceedsKvCapacity,
-    "overloaded": Overloaded,
-}
 
 
 class TurnDriver:
@@ -207,7 +199,7 @@ class TurnDriver:
             self._submit(run)
             return
         mirror.refused()
-        await self._end(run, None, _refusal(run, event))
+        await self._end(run, None, refusal(run, event))
 
     async def accept(self, run: TurnRun) -> None:
         """Run the turn now, or after the one that runs. Raises what refuses it; nothing changes.
@@ -228,7 +220,7 @@ class TurnDriver:
             await self._store.accept(session.key, run.id, msgspec.json.encode(run.request))
         except BaseException as error:
             session.running = None
-            self.commits.refuse(run, _as_refusal(error))
+            self.commits.refuse(run, as_refusal(error))
             await self.advance(session)
             raise
         session.keep_handle(run.handle)
@@ -241,7 +233,7 @@ class TurnDriver:
             await self._store.accept(session.key, run.id, msgspec.json.encode(run.request))
         except BaseException as error:
             del self._queued[run.number]
-            self.commits.refuse(run, _as_refusal(error))
+            self.commits.refuse(run, as_refusal(error))
             raise
         session.keep_handle(run.handle)
         if run.request.when_busy == "interrupt":
@@ -383,19 +375,3 @@ class TurnDriver:
         if session.closed and not session.open_runs():
             self.release(session)
         self.prefill_staged(session)
-
-
-def _refusal(run: TurnRun, event: Refused) -> AgentserveError:
-    """Return the error of a turn that the engine refused after it was accepted."""
-    if event.code != "bad_grammar":
-        return _REFUSALS.get(event.code, EngineError)(event.message)
-    message = f"the schema cannot be compiled to a grammar: {event.message}"
-    if run.request.response_format is not None:
-        return InvalidRequest(message, param="response_format.schema")
-    return BadToolSchema(message, param="tools")
-
-
-def _as_refusal(error: BaseException) -> AgentserveError:
-    if isinstance(error, AgentserveError):
-        return error
-    return EngineError("the turn could not be stored")

@@ -347,7 +347,7 @@ class SessionService:
         longest = max(expected.values(), default=None) if isinstance(expected, dict) else expected
         wait = hints.resume_in_ms if hints.resume_in_ms is not None else longest
         seconds = None if wait is None else wait / 1000
-        self._link.send(Hint(session.mirror.sequence, seconds, hints.kv))
+        self._link.send(Hint(session.mirror.sequence, [], seconds, hints.kv))
 
     # Moves of the head
 

@@ -1,0 +1,36 @@
+"""Errors of turns that the engine or the store did not take."""
+
+from agentserve.engine.messages import Refused
+from agentserve.errors import (
+    AgentserveError,
+    BadToolSchema,
+    ContextFull,
+    EngineError,
+    ExceedsKvCapacity,
+    InvalidRequest,
+    Overloaded,
+)
+from agentserve.sessions.turn import TurnRun
+
+_REFUSALS: dict[str, type[AgentserveError]] = {
+    "context_full": ContextFull,
+    "exceeds_kv_capacity": ExceedsKvCapacity,
+    "overloaded": Overloaded,
+}
+
+
+def refusal(run: TurnRun, event: Refused) -> AgentserveError:
+    """Return the error of a turn that the engine refused after it was accepted."""
+    if event.code != "bad_grammar":
+        return _REFUSALS.get(event.code, EngineError)(event.message)
+    message = f"the schema cannot be compiled to a grammar: {event.message}"
+    if run.request.response_format is not None:
+        return InvalidRequest(message, param="response_format.schema")
+    return BadToolSchema(message, param="tools")
+
+
+def as_refusal(error: BaseException) -> AgentserveError:
+    """Return the error of a turn that could not be written down."""
+    if isinstance(error, AgentserveError):
+        return error
+    return EngineError("the turn could not be stored")
