@@ -34,6 +34,7 @@ class Sequence:
     log: "array[int]" = field(default_factory=lambda: array("i"))
     turn: "Turn | None" = None
     hint: Hint | None = None
+    service: float = 0.0  # seconds of engine time charged to it: its virtual time (fairness)
 
 
 @dataclass(slots=True, eq=False)
