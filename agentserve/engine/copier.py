@@ -98,9 +98,12 @@ class Copier:
         return tickets
 
     def wait(self, timeout_s: float) -> None:
-        """Return when a copy has ended that `poll` has not reported, or after `timeout_s`."""
-        first = [flights[0].event for flights in self._flights.values() if flights]
-        self._device.block(first, timeout_s)
+        """Return when a copy in flight has ended, at the latest after `timeout_s`.
+
+        Returns at once when none is in flight.
+        """
+        if first := [flights[0].event for flights in self._flights.values() if flights]:
+            self._device.block(first, timeout_s)
 
     def again(self, tickets: Sequence[int]) -> list[int]:
         """Return those of `tickets` that `poll` has reported before; asking changes nothing.

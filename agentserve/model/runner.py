@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from agentserve.engine.copier import Copier
 from agentserve.engine.plan import (
     Copy,
     KvGroup,
@@ -18,11 +19,15 @@ from agentserve.engine.plan import (
     SlotAdd,
     StepPlan,
     StepResult,
+    Traffic,
 )
 from agentserve.model.batch import build_step
+from agentserve.model.copier import host_slab, open_device
 from agentserve.model.decoder import Decoder
 from agentserve.model.sampler import TokenCounts, sample
 from agentserve.model.weights import weight_files
+
+WAIT_S = 0.005  # of a step that has nothing to compute, for a copy to end
 
 
 @dataclass
@@ -56,15 +61,31 @@ def model_identity(directory: Path, dtype: torch.dtype) -> str:
 
 
 class TorchRunner:
-    """A `plan.Runner` on the CPU: `launch` computes at once, `collect` never waits."""
+    """A `plan.Runner` on the CPU: `launch` computes at once; saves and loads run beside steps.
 
-    def __init__(self, decoder: Decoder, *, model: str, identity: str, max_slots: int) -> None:
+    `collect` waits only for a copy, and only if the plan says so. Without `host_blocks` there is
+    no host tier, and a plan that names it raises ValueError.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        model: str,
+        identity: str,
+        max_slots: int,
+        host_blocks: int = 0,
+    ) -> None:
         spec, cache = decoder.spec, decoder.cache
         num_blocks, _, _, _, block_size, _ = cache.shape
         self._decoder = decoder
         self._slots: dict[int, _Slot] = {}
         width = -(-spec.max_context // block_size)
         self._tables = torch.zeros((max_slots, width), dtype=torch.int32)
+        self._tiers = self._copier = None
+        if host_blocks:
+            self._tiers = open_device(cache, host_slab(cache, host_blocks))
+            self._copier = Copier(self._tiers)
         group = KvGroup(kind="full", layers=spec.layers, block_bytes=cache[0].nbytes)
         self.info = RunnerInfo(
             model=model,
@@ -78,16 +99,17 @@ class TorchRunner:
             dtype=str(cache.dtype).removeprefix("torch."),
             device=str(cache.device),
             weight_bytes=decoder.weight_bytes,
+            host_blocks=host_blocks,
         )
 
     def launch(self, plan: StepPlan) -> _Handle:
         """Apply the plan's changes and run its forward pass.
 
-        Raises ValueError when a drop names another generation than the slot holds.
+        Raises ValueError when a drop names another generation than the slot holds, and for copies
+        to or from a host tier that is not there.
         """
         self._update_slots(plan)
-        for copy in plan.copies:
-            self._copy(copy)
+        self._copy(plan.copies)
         if not plan.rows:
             return _Handle(plan, np.empty((0, 0), np.float32))
         tokens = np.frombuffer(plan.tokens, np.int32)
@@ -110,12 +132,16 @@ class TorchRunner:
 
     def collect(self, handle: _Handle) -> StepResult:
         """Return what the step gave; a row without a finite logit has no token."""
-        return StepResult(
-            step=handle.plan.step,
-            tokens=handle.tokens,
-            finite=handle.finite,
-            tickets=[copy.ticket for copy in handle.plan.copies],
-        )
+        plan = handle.plan
+        tickets = [copy.ticket for copy in plan.copies if copy.kind == "device"]
+        traffic = Traffic()
+        if self._copier is not None and self._tiers is not None:
+            if plan.wait:
+                self._copier.wait(WAIT_S)
+            # `again` first: it knows what earlier polls have reported, not what this one will.
+            tickets += self._copier.again(plan.overdue) + self._copier.poll()
+            traffic = self._tiers.traffic()
+        return StepResult(plan.step, handle.tokens, handle.finite, tickets, traffic)
 
     def _update_slots(self, plan: StepPlan) -> None:
         for drop in plan.dropped:
@@ -137,9 +163,20 @@ class TorchRunner:
             counts.add(np.frombuffer(add.history, np.int32), 0)
         return _Slot(add.generation, add.sampling, counts=counts)
 
-    def _copy(self, copy: Copy) -> None:
+    def _copy(self, copies: list[Copy]) -> None:
         cache = self._decoder.cache
-        cache[copy.target, ..., : copy.tokens, :] = cache[copy.source, ..., : copy.tokens, :]
+        moves: list[Copy] = []
+        for copy in copies:
+            if copy.kind == "device":
+                cache[copy.target, ..., : copy.tokens, :] = cache[
+                    copy.source, ..., : copy.tokens, :
+                ]
+            else:
+                moves.append(copy)
+        if self._copier is not None:
+            self._copier.submit(moves)
+        elif moves:
+            raise ValueError(f"this runner has no host tier: {moves[0]}")
 
     def _count_tokens(self, rows: list[Row], tokens: NDArray[np.int32]) -> None:
         first = 0
