@@ -4,10 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from agentserve_kernels.kv_write import Placement
-from agentserve_kernels.linear import FEW_ROWS
-from agentserve_kernels.paged_decode import DecodeRows
-from agentserve_kernels.paged_prefill import Chunk
+from agentserve_kernels.tensors import FEW_ROWS, Chunk, DecodeRows, Placement
 from numpy.typing import NDArray
 
 from agentserve.engine.plan import Row

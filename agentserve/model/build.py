@@ -105,7 +105,7 @@ def _compile(runner: "TorchRunner") -> None:
     The first time on a machine this takes about 20 s; later ones load the compiled code. The KV
     that it leaves belongs to no sequence.
     """
-    from agentserve_kernels.linear import FEW_ROWS
+    from agentserve_kernels.tensors import FEW_ROWS
 
     many = FEW_ROWS + 1
     blocks = list(range(-(-(many + 1) // runner.info.block_size)))

@@ -1,22 +1,26 @@
-"""The forward pass: a dense, config-driven decoder over paged, block-major KV."""
+"""A dense, config-driven decoder over paged, block-major KV, on the device where its cache is."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol
 
-import numpy as np
 import torch
-from agentserve_kernels.activation import silu_mul
-from agentserve_kernels.few_rows import FewRows, LayerArrays
-from agentserve_kernels.kv_write import HeadNorm, Rotary, kv_write, norm_arrays
-from agentserve_kernels.linear import FEW_ROWS, linear, streamable
-from agentserve_kernels.norm import add_rms_norm
-from agentserve_kernels.paged_decode import decode_attention, paged_decode
-from agentserve_kernels.paged_prefill import paged_prefill
-from agentserve_kernels.tensors import Pages, Workspace, view
+from agentserve_kernels.tensors import Rotary
 
 from agentserve.model.batch import Step
 from agentserve.model.spec import Llama3Scaling, ModelSpec
-from agentserve.model.weights import LayerWeights, Weights
+from agentserve.model.weights import Weights
+
+
+class Forward(Protocol):
+    """Runs a step over the weights and the cache that it was made with."""
+
+    def __call__(self, step: Step) -> torch.Tensor:
+        """Write the step's keys and values; return the sampled rows' logits, [S, vocab]."""
+        ...
+
+
+MakeForward = Callable[[ModelSpec, Weights, torch.Tensor, Rotary], Forward]
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
@@ -50,16 +54,23 @@ def _stretch(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 class Decoder:
     """The model's weights and the KV cache, and one method that runs a step over them."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, cache: torch.Tensor) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        cache: torch.Tensor,
+        make_forward: MakeForward | None = None,
+    ) -> None:
+        """Weights and cache are on one device; `make_forward` is that device's own by default."""
         self.spec = spec
         self.cache = cache
         self._weights = weights
-        self._workspace = Workspace()
-        self._arrays = [_arrays(layer, spec.norm_eps) for layer in weights.layers]
         angles = torch.outer(
             torch.arange(spec.max_context, dtype=torch.float32), rotary_frequencies(spec)
         )
-        self._rotary = Rotary(angles.cos(), angles.sin())
+        rotary = Rotary(angles.cos().to(cache.device), angles.sin().to(cache.device))
+        make_forward = make_forward or device_forward(cache.device)
+        self._forward = make_forward(spec, weights, cache, rotary)
 
     @property
     def weight_bytes(self) -> int:
@@ -70,97 +81,17 @@ class Decoder:
     def forward(self, step: Step) -> torch.Tensor:
         """Write the step's keys and values; return the sampled rows' logits, float32 [S, vocab].
 
-        The logits are a buffer that the next call overwrites.
+        The logits may be a buffer that the next call overwrites.
         """
-        spec, weights = self.spec, self._weights
-        residual = weights.embedding[step.tokens].float()
-        delta = torch.zeros_like(residual)
-        if step.chunks or step.tokens.shape[0] > FEW_ROWS:
-            self._many_rows(step, residual, delta)
-        else:
-            self._few_rows(step, residual, delta)
-        residual, delta = residual[step.sampled], delta[step.sampled]
-        final = torch.empty_like(residual)
-        add_rms_norm(residual, delta, weights.final_norm, spec.norm_eps, final)
-        logits = self._take("logits", final.shape[0], spec.vocab_size)
-        return linear(final, weights.head, None, logits, self._workspace)
-
-    def _few_rows(self, step: Step, residual: torch.Tensor, delta: torch.Tensor) -> None:
-        rows, tables = residual.shape[0], step.tables.numpy()
-        shape = (rows, self.spec.heads, self.spec.head_dim)
-        few = FewRows(
-            residual=residual.numpy(),
-            delta=delta.numpy(),
-            eps=np.float32(self.spec.norm_eps),
-            query=self._take("query", *shape).numpy(),
-            attended=self._take("attended", *shape).numpy(),
-            cache=view(self.cache),
-            place=(step.place.positions.numpy(), step.place.blocks.numpy()),
-            rotary=(self._rotary.cos.numpy(), self._rotary.sin.numpy()),
-        )
-        attend = decode_attention(self.cache, self.spec.heads, step.decode, self._workspace)
-        for index, layer in enumerate(self._arrays):
-            few.before_attention(index, layer)
-            attend(few.query, index, tables, few.attended)
-            few.after_attention(layer)
-
-    def _many_rows(self, step: Step, residual: torch.Tensor, delta: torch.Tensor) -> None:
-        eps, normed = self.spec.norm_eps, self._take("normed", *residual.shape)
-        for index, layer in enumerate(self._weights.layers):
-            add_rms_norm(residual, delta, layer.input_norm, eps, normed)
-            attended = self._attend(index, layer, normed, step)
-            linear(attended, layer.output, layer.output_bias, delta, self._workspace)
-            add_rms_norm(residual, delta, layer.mlp_norm, eps, normed)
-            self._mlp(layer, normed, delta)
-
-    def _attend(
-        self, index: int, layer: LayerWeights, normed: torch.Tensor, step: Step
-    ) -> torch.Tensor:
-        spec, rows = self.spec, normed.shape[0]
-        qkv = self._take("qkv", rows, layer.qkv.shape[0])
-        linear(normed, layer.qkv, layer.qkv_bias, qkv, self._workspace)
-        norm = _head_norm(layer, spec.norm_eps)
-        query = self._take("query", rows, spec.heads, spec.head_dim)
-        pages = Pages(self.cache, index, step.tables)
-        kv_write(qkv, pages, step.place, self._rotary, norm, query)
-        out = self._take("attended", rows, spec.heads, spec.head_dim)
-        if step.decode.rows.shape[0]:
-            paged_decode(query, pages, step.decode, out, self._workspace)
-        for chunk in step.chunks:
-            paged_prefill(query, pages, chunk, out, self._workspace)
-        return out.view(rows, -1)
-
-    def _mlp(self, layer: LayerWeights, normed: torch.Tensor, delta: torch.Tensor) -> None:
-        rows, inner = normed.shape[0], self.spec.inner_size
-        gate_up = self._take("gate_up", rows, 2 * inner)
-        linear(normed, layer.gate_up, layer.gate_up_bias, gate_up, self._workspace)
-        product = silu_mul(gate_up, self._take("product", rows, inner))
-        linear(product, layer.down, layer.down_bias, delta, self._workspace)
-
-    def _take(self, name: str, *shape: int) -> torch.Tensor:
-        return self._workspace.take(name, shape)
+        return self._forward(step)
 
 
-def _head_norm(layer: LayerWeights, eps: float) -> HeadNorm | None:
-    if layer.query_norm is None or layer.key_norm is None:
-        return None
-    return HeadNorm(layer.query_norm, layer.key_norm, eps)
+def device_forward(device: torch.device) -> MakeForward:
+    """Return the implementation for `device`; only a CPU's imports numba."""
+    if device.type == "cpu":
+        from agentserve.model.cpu_forward import CpuForward
 
+        return CpuForward
+    from agentserve.model.torch_forward import TorchForward
 
-def _arrays(layer: LayerWeights, eps: float) -> LayerArrays:
-    def bias(tensor: torch.Tensor | None) -> Any:
-        return np.empty(0, np.float32) if tensor is None else tensor.numpy()
-
-    return LayerArrays(
-        input_norm=layer.input_norm.numpy(),
-        qkv=streamable(layer.qkv),
-        qkv_bias=bias(layer.qkv_bias),
-        head_norm=norm_arrays(_head_norm(layer, eps)),
-        output=streamable(layer.output),
-        output_bias=bias(layer.output_bias),
-        mlp_norm=layer.mlp_norm.numpy(),
-        gate_up=streamable(layer.gate_up),
-        gate_up_bias=bias(layer.gate_up_bias),
-        down=streamable(layer.down),
-        down_bias=bias(layer.down_bias),
-    )
+    return TorchForward

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import torch
+from agentserve_kernels.tensors import HeadNorm
 from safetensors import safe_open
 
 from agentserve.model.spec import ModelSpec
@@ -35,6 +36,12 @@ class LayerWeights:
     gate_up_bias: torch.Tensor | None
     down: torch.Tensor
     down_bias: torch.Tensor | None
+
+    def head_norm(self, eps: float) -> HeadNorm | None:
+        """Return the norm of query and key heads, if the model has one."""
+        if self.query_norm is None or self.key_norm is None:
+            return None
+        return HeadNorm(self.query_norm, self.key_norm, eps)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,6 @@ from agentserve_kernels.scalar import exp32
 from agentserve_kernels.tensors import check
 
 
-def silu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return silu(first half) * second half of the last dimension."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
-
-
 def _rows(gate_up: Any, out: Any) -> None:
     size = out.shape[1]
     for row in prange(out.shape[0]):

@@ -4,7 +4,6 @@ Per token: optional RMSNorm of each query and key head (Qwen3), rotary embedding
 halves paired as d and d + D/2), then K and V go to their place in the block.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,62 +11,7 @@ import torch
 from numba import njit, prange
 
 from agentserve_kernels.scalar import FAST, narrow
-from agentserve_kernels.tensors import Pages, check, view
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """cos and sin of position * frequency: [positions, D / 2] float32 each."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-
-@dataclass(frozen=True)
-class HeadNorm:
-    """RMSNorm weights of query and key heads: [D] float32 each."""
-
-    query: torch.Tensor
-    key: torch.Tensor
-    eps: float
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where each token of a step belongs: its position, and the block that holds it. int64 [T]."""
-
-    positions: torch.Tensor
-    blocks: torch.Tensor
-
-
-def rotate_reference(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate heads [T, heads, D] by cos and sin [T, D / 2]."""
-    low, high = heads.chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
-
-
-def kv_write_reference(
-    qkv: torch.Tensor,
-    pages: Pages,
-    place: Placement,
-    rotary: Rotary,
-    norm: HeadNorm | None,
-) -> torch.Tensor:
-    """Do what `kv_write` does, with torch operations; return the queries [T, heads, D]."""
-    cache, layer = pages.cache, pages.layer
-    kv_heads, block_size, dim = cache.shape[3:]
-    heads = qkv.view(qkv.shape[0], -1, dim)
-    query, key, value = torch.tensor_split(heads, (-2 * kv_heads, -kv_heads), dim=1)
-    if norm is not None:
-        query = torch.nn.functional.rms_norm(query, (dim,), norm.query, norm.eps)
-        key = torch.nn.functional.rms_norm(key, (dim,), norm.key, norm.eps)
-    cos, sin = rotary.cos[place.positions], rotary.sin[place.positions]
-    offsets = place.positions % block_size
-    key = rotate_reference(key, cos, sin)
-    cache[place.blocks, layer, 0, :, offsets] = key.to(cache.dtype)
-    cache[place.blocks, layer, 1, :, offsets] = value.to(cache.dtype)
-    return rotate_reference(query, cos, sin)
+from agentserve_kernels.tensors import HeadNorm, Pages, Placement, Rotary, check, view
 
 
 @njit(fastmath=FAST, nogil=True, cache=True)

@@ -13,16 +13,7 @@ from numba import njit, prange, types
 from numba.extending import overload
 
 from agentserve_kernels.scalar import FAST, high_half, low_half, widen
-from agentserve_kernels.tensors import STORAGE, Workspace, check, view
-
-FEW_ROWS = 32  # above this torch's GEMM is faster (DECISIONS.md, 10)
-
-
-def linear_reference(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Return x @ weight.T + bias in float32."""
-    return torch.nn.functional.linear(x, weight.float(), bias)
+from agentserve_kernels.tensors import FEW_ROWS, STORAGE, Workspace, check, view
 
 
 @njit(parallel=True, fastmath=FAST, nogil=True, cache=True)

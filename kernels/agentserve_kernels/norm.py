@@ -10,11 +10,6 @@ from agentserve_kernels.scalar import FAST
 from agentserve_kernels.tensors import check
 
 
-def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return x / rms(x) * weight over the last dimension, in float32."""
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
-
-
 def _rows(residual: Any, delta: Any, weight: Any, eps: Any, out: Any) -> None:
     size = residual.shape[1]
     for row in prange(residual.shape[0]):

@@ -6,7 +6,6 @@ a running maximum (online softmax, arXiv 1805.02867); a second pass joins the ru
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,41 +13,7 @@ import torch
 from numba import get_num_threads, njit, prange
 
 from agentserve_kernels.scalar import FAST, exp32, widen
-from agentserve_kernels.tensors import Pages, Workspace, check, view
-
-
-@dataclass(frozen=True)
-class DecodeRows:
-    """The step's single-token rows: N queries.
-
-    rows: where each query and output lies in [T, ...]; slots: whose table it reads;
-    lengths: tokens to attend to, its own included. int64 [N] each.
-    """
-
-    rows: torch.Tensor
-    slots: torch.Tensor
-    lengths: torch.Tensor
-
-
-def gather_reference(pages: Pages, slot: int, length: int) -> torch.Tensor:
-    """Return keys and values [2, kv_heads, length, D] in float32 of one sequence."""
-    table = pages.tables[slot, : -(-length // pages.cache.shape[4])].long()
-    blocks = pages.cache[table, pages.layer]
-    _, _, kv_heads, _, dim = blocks.shape
-    return blocks.permute(1, 2, 0, 3, 4).reshape(2, kv_heads, -1, dim)[:, :, :length].float()
-
-
-def paged_decode_reference(query: torch.Tensor, pages: Pages, decode: DecodeRows) -> torch.Tensor:
-    """Return the attention outputs [N, heads, D] of the decode rows, with torch operations."""
-    outputs = []
-    for row, slot, length in zip(
-        decode.rows.tolist(), decode.slots.tolist(), decode.lengths.tolist(), strict=True
-    ):
-        keys, values = gather_reference(pages, slot, length)
-        heads = query[row].view(keys.shape[0], -1, query.shape[2])
-        weights = torch.softmax(heads @ keys.transpose(1, 2) / query.shape[2] ** 0.5, dim=-1)
-        outputs.append((weights @ values).view(-1, query.shape[2]))
-    return torch.stack(outputs)
+from agentserve_kernels.tensors import DecodeRows, Pages, Workspace, check, view
 
 
 @functools.cache

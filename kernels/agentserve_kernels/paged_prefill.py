@@ -4,41 +4,16 @@ Keys and values are gathered (and widened) into reused buffers, then two batched
 causal softmax between them, tile by tile of queries so that the scores stay in the cache.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numba import njit, prange
 
-from agentserve_kernels.paged_decode import gather_reference
 from agentserve_kernels.scalar import FAST, exp32, widen
-from agentserve_kernels.tensors import Pages, Workspace, check, view
+from agentserve_kernels.tensors import Chunk, Pages, Workspace, check, view
 
 SCORE_BUDGET = 2 * 1024 * 1024  # float32 scores of one tile of queries, all heads
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Rows row..row+count-1 of the step are positions start.. of the sequence in `slot`."""
-
-    slot: int
-    row: int
-    start: int
-    count: int
-
-
-def paged_prefill_reference(query: torch.Tensor, pages: Pages, chunk: Chunk) -> torch.Tensor:
-    """Return the attention outputs [count, heads, D] of the chunk, with torch operations."""
-    end = chunk.start + chunk.count
-    keys, values = gather_reference(pages, chunk.slot, end)
-    group = query.shape[1] // keys.shape[0]
-    keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-    rows = query[chunk.row : chunk.row + chunk.count].transpose(0, 1)
-    scores = rows @ keys.transpose(1, 2) / query.shape[2] ** 0.5
-    future = torch.arange(end) > torch.arange(chunk.start, end)[:, None]
-    weights = torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
-    return torch.bmm(weights, values).transpose(0, 1)
 
 
 @njit(parallel=True, nogil=True, cache=True)

@@ -1,4 +1,4 @@
-"""What every kernel's wrapper needs: shape checks, array views, reused buffers."""
+"""What every kernel's wrapper needs: argument types, shape checks, array views, reused buffers."""
 
 import math
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 STORAGE = (torch.float32, torch.bfloat16)
+FEW_ROWS = 32  # above this torch's GEMM is faster on a CPU (DECISIONS.md, 10)
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,54 @@ class Pages:
             "cache", self.cache, (*self.cache.shape[:2], 2, *self.cache.shape[3:5], dim), *STORAGE
         )
         check("tables", self.tables, tuple(self.tables.shape), torch.int32)
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """cos and sin of position * frequency: [positions, D / 2] float32 each."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """RMSNorm weights of query and key heads: [D] float32 each."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where each token of a step belongs: its position, and the block that holds it. int64 [T]."""
+
+    positions: torch.Tensor
+    blocks: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """The step's single-token rows: N queries.
+
+    rows: where each query and output lies in [T, ...]; slots: whose table it reads;
+    lengths: tokens to attend to, its own included. int64 [N] each.
+    """
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    lengths: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows row..row+count-1 of the step are positions start.. of the sequence in `slot`."""
+
+    slot: int
+    row: int
+    start: int
+    count: int
 
 
 def check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:

@@ -1,20 +1,31 @@
 import numpy as np
 import pytest
 import torch
-from agentserve_kernels.activation import silu_mul, silu_mul_reference
-from agentserve_kernels.kv_write import (
+from agentserve_kernels.activation import silu_mul
+from agentserve_kernels.kv_write import kv_write
+from agentserve_kernels.linear import linear
+from agentserve_kernels.norm import add_rms_norm
+from agentserve_kernels.paged_decode import paged_decode
+from agentserve_kernels.paged_prefill import paged_prefill
+from agentserve_kernels.reference import (
+    kv_write_reference,
+    linear_reference,
+    paged_decode_reference,
+    paged_prefill_reference,
+    rms_norm_reference,
+    silu_mul_reference,
+)
+from agentserve_kernels.scalar import exp32, narrow
+from agentserve_kernels.tensors import (
+    Chunk,
+    DecodeRows,
     HeadNorm,
+    Pages,
     Placement,
     Rotary,
-    kv_write,
-    kv_write_reference,
+    Workspace,
+    view,
 )
-from agentserve_kernels.linear import linear, linear_reference
-from agentserve_kernels.norm import add_rms_norm, rms_norm_reference
-from agentserve_kernels.paged_decode import DecodeRows, paged_decode, paged_decode_reference
-from agentserve_kernels.paged_prefill import Chunk, paged_prefill, paged_prefill_reference
-from agentserve_kernels.scalar import exp32, narrow
-from agentserve_kernels.tensors import Pages, Workspace, view
 from numba import njit
 
 BLOCK, LAYERS, DIM = 16, 2, 32
