@@ -41,6 +41,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reserve_output: int = 0  # tokens of the context kept free for a summary
     default_max_output_tokens: int = 1024
     allow_force: bool = False  # `debug.force` is accepted (replay)
+    prepared_prefills: int = 2  # histories prefilled ahead of a user message at a time; 0: none
     disconnect_grace_s: float = 5.0
     drain_s: float = 5.0  # open turns get so long when the server stops; then they are cancelled
     ping_s: float = 15.0

@@ -102,6 +102,11 @@ class _ServiceCollector(Collector):
             counters.recomputed,
         )
         yield _total("cached_tokens", "Input tokens whose KV was kept.", counters.cached_tokens)
+        yield _total(
+            "prepared_tokens",
+            "Cached tokens that were computed ahead of a user message.",
+            counters.prepared_tokens,
+        )
         yield _total("engine_restarts", "Engine restarts.", counters.engine_restarts)
         yield _total(
             "template_mismatches",

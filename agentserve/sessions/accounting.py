@@ -10,6 +10,7 @@ class Counters(msgspec.Struct):
 
     turns: dict[str, int] = {}  # by status
     cached_tokens: int = 0
+    prepared_tokens: int = 0
     new_tokens: int = 0
     recomputed: dict[str, int] = {}  # tokens by reason
     output_tokens: int = 0
@@ -20,6 +21,7 @@ class Counters(msgspec.Struct):
         usage = turn.usage
         self.turns[turn.status] = self.turns.get(turn.status, 0) + 1
         self.cached_tokens += usage.cached_tokens
+        self.prepared_tokens += usage.prepared_tokens
         self.new_tokens += usage.new_tokens
         self.output_tokens += usage.output_tokens
         for part in usage.recomputed:
@@ -37,6 +39,7 @@ def log_line(turn: Turn) -> str:
         "status": turn.status,
         "stop": turn.stop_reason or "-",
         "cached": usage.cached_tokens,
+        "prepared": usage.prepared_tokens,
         "new": usage.new_tokens,
         "recomputed": recomputed or "0",
         "output": usage.output_tokens,

@@ -33,6 +33,7 @@ from agentserve.errors import (
 from agentserve.sessions.ahead import PrefillAhead
 from agentserve.sessions.commit import TurnCommitter
 from agentserve.sessions.prepare import TurnPreparer
+from agentserve.sessions.prepared import PreparedHistory
 from agentserve.sessions.refusals import as_refusal, refusal
 from agentserve.sessions.session import Session
 from agentserve.sessions.store import Store
@@ -57,6 +58,7 @@ class TurnDriver:
     ) -> None:
         self.preparer = preparer
         self.numbers = itertools.count(1)  # of turns at the engine seam
+        self.sequences = itertools.count(1)
         self.commits = TurnCommitter(preparer.text, store, clock, lambda: self.info)
         self.stats: Stats | None = None
         self.draining = False
@@ -71,6 +73,8 @@ class TurnDriver:
         self._runs: dict[int, TurnRun] = {}
         self._queued: dict[int, TurnRun] = {}
         self._ahead = PrefillAhead(link, preparer.text, self.numbers)
+        counters = (self.numbers, self.sequences)
+        self._prepared = PreparedHistory(link, preparer.text, counters, settings.prepared_prefills)
 
     @property
     def info(self) -> RunnerInfo:
@@ -139,7 +143,7 @@ class TurnDriver:
                 self.stats = event
             elif run := self._runs.get(event.turn):
                 await self._on_turn_event(run, event)
-            elif session := self._ahead.on_event(event):
+            elif session := self._ahead.on_event(event) or self._prepared.on_event(event):
                 await self._resume(session)
         except Exception:
             log.exception("an event of the engine could not be handled: %s", type(event).__name__)
@@ -155,6 +159,7 @@ class TurnDriver:
 
     async def _fail_all(self, error: AgentserveError) -> None:
         self._ahead.lose()
+        self._prepared.lose()
         for run in list(self._runs.values()):
             await self._end_safely(run, None, error)
 
@@ -271,9 +276,9 @@ class TurnDriver:
             await self._end_safely(run, None, error)
             return
         self._runs[run.number] = run
-        if self._ahead.stop(session):
+        if self._ahead.stop(session) or self._prepared.stop(session, run.prompt.log):
             return
-        session.mirror.sync(self.incarnation)
+        run.prepared = self._prepared.take(session, run.prompt.log, self.incarnation)
         run.ahead = session.ahead.take(run.prompt.log)
         run.restarted = session.mirror.lost or run.ahead.restarted
         try:
@@ -297,8 +302,12 @@ class TurnDriver:
 
     def _may_prefill(self, session: Session) -> bool:
         idle = session.running is None and not session.queue and not session.closed
+        return idle and self._has_room()
+
+    def _has_room(self) -> bool:
         up = self._down is None and not self.draining
-        return idle and up and self.open_turns + len(self._ahead) < self._settings.max_open_turns
+        open_turns = self.open_turns + len(self._ahead) + len(self._prepared)
+        return up and open_turns < self._settings.max_open_turns
 
     def prefill_staged(self, session: Session) -> int:
         """Prefill the staged results of an idle session; return the tokens handed to the engine.
@@ -318,12 +327,13 @@ class TurnDriver:
     def discard_ahead(self, session: Session) -> None:
         """Stop prefilling ahead of a turn; what was staged stays staged."""
         self._ahead.discard(session)
+        self._prepared.close(session)
 
     def release(self, session: Session) -> None:
         """Close a session of which no turn is open, and free what the engine holds of it."""
         session.closed = True
         session.staged.clear()
-        self._ahead.discard(session)
+        self.discard_ahead(session)
         self._link.send(Close(session.mirror.sequence))
         session.mirror.forget()
 
@@ -341,13 +351,15 @@ class TurnDriver:
             self._link.send(Cancel(run.number))
 
     async def sweep(self) -> None:
-        """Cancel the turns whose readers have been gone for longer than the grace period."""
+        """Cancel the turns whose readers are gone for too long; prepare histories."""
         now = self._clock.monotonic()
         for run in [*self._runs.values(), *self._queued.values()]:
             left = run.handle.left_at
             gone = left is not None and now - left >= self._settings.disconnect_grace_s
             if gone and run.request.on_disconnect == "cancel":
                 await self.cancel(run, "none")
+        if self._info is not None and self._has_room():
+            self._prepared.start(self._info, self.incarnation)
 
     async def _end_safely(
         self, run: TurnRun, finished: Finished | None, error: AgentserveError | None
@@ -365,6 +377,8 @@ class TurnDriver:
         outcome = run.close_output(run.decide(finished, error), finished)
         run.count(finished)
         await self.commits.end(run, outcome, finished)
+        if outcome.stop_reason == "end":
+            self._prepared.want(run.session)
         await self._free(run.session)
 
     async def _free(self, session: Session) -> None:

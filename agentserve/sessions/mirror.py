@@ -20,6 +20,7 @@ class SubmitOptions(msgspec.Struct, frozen=True):
     sampling: SamplingParams
     grammar: str | None = None
     force: bytes = b""
+    background: bool = False
 
 
 @dataclass
@@ -92,7 +93,12 @@ class Mirror:
             sampling=options.sampling,
             grammar=options.grammar,
             force=options.force,
+            background=options.background,
         )
+
+    def reach(self, log: array[int]) -> int:
+        """Return how many leading tokens of `log` have KV here."""
+        return min(common_prefix(self.tokens, log), self.kv_length)
 
     def refused(self) -> None:
         """Take back the last submit, which the engine refused: it changed nothing there."""
@@ -107,7 +113,7 @@ class Mirror:
 
     def fork_into(self, other: Mirror, log: array[int]) -> Fork | None:
         """Return the command that opens `other` with what both share with `log`, if anything."""
-        keep = min(common_prefix(self.tokens, log), self.kv_length)
+        keep = self.reach(log)
         if keep == 0:
             return None
         other.generation = 1
@@ -115,3 +121,15 @@ class Mirror:
         other.tokens = log[:keep]
         other.kv_length = keep
         return Fork(self.sequence, self.generation, other.sequence, other.generation, keep)
+
+
+@dataclass(eq=False)
+class Prepared:
+    """A second sequence of a session: the log that its next user message will give."""
+
+    mirror: Mirror
+    wanted: array[int]
+    turn: int = 0  # the prefill in flight, as the engine names it; 0 when there is none
+    reached: int = 0  # tokens that have KV, by the last report of the prefill in flight
+    done: int = 0  # tokens of them that it computed
+    computed: int = 0  # tokens computed by this prefill and earlier ones

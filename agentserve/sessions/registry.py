@@ -1,9 +1,9 @@
 """Which sessions there are: names within a principal, quotas, tombstones, expiry."""
 
 import hashlib
-import itertools
 import random
 from collections import OrderedDict
+from collections.abc import Iterator
 
 import msgspec
 
@@ -28,7 +28,9 @@ Name = tuple[str, str]  # (principal, session id)
 class Registry:
     """Sessions by (principal, id). What another principal owns does not exist here."""
 
-    def __init__(self, clock: Clock, source: random.Random, max_sessions: int) -> None:
+    def __init__(
+        self, clock: Clock, source: random.Random, max_sessions: int, sequences: Iterator[int]
+    ) -> None:
         self._clock = clock
         self._random = source
         self._max_sessions = max_sessions
@@ -36,7 +38,7 @@ class Registry:
         self._bodies: dict[Name, bytes] = {}
         self._tombstones: OrderedDict[Name, None] = OrderedDict()
         self._counts: dict[str, int] = {}
-        self._sequences = itertools.count(1)
+        self._sequences = sequences
 
     def __len__(self) -> int:
         return len(self._sessions)

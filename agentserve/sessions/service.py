@@ -78,7 +78,7 @@ class SessionService:
     ) -> None:
         preparer = TurnPreparer(text, settings, random, lambda: self.driver.info)
         self.driver = TurnDriver(link, preparer, store, settings, clock)
-        self._registry = Registry(clock, random, settings.max_sessions)
+        self._registry = Registry(clock, random, settings.max_sessions, self.driver.sequences)
         self._heads = HeadMoves(self.driver, self._registry, store, link, clock)
         self._text = text
         self._link = link

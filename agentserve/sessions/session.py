@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agentserve.errors import HeadMoved, ResultConflict, SessionBusy, UnknownCallId
-from agentserve.sessions.mirror import Ahead, Mirror
+from agentserve.sessions.mirror import Ahead, Mirror, Prepared
 from agentserve.sessions.tree import Pending, TurnNode, TurnTree
 from agentserve.wire import (
     Context,
@@ -65,6 +65,7 @@ class Session:
     tree: TurnTree = field(default_factory=TurnTree)
     staged: dict[str, ToolResultItem] = field(default_factory=dict)
     ahead: Ahead = field(default_factory=Ahead)
+    prepared: Prepared | None = None
     running: TurnRun | None = None
     queue: deque[TurnRun] = field(default_factory=deque)
     handles: OrderedDict[str, TurnHandle] = field(default_factory=OrderedDict)
@@ -235,6 +236,7 @@ class Session:
             recomputed=[Recomputed(tokens, reason) for reason, tokens in reasons.items()],
             output_tokens=total.output_tokens + usage.output_tokens,
             reasoning_tokens=total.reasoning_tokens + usage.reasoning_tokens,
+            prepared_tokens=total.prepared_tokens + usage.prepared_tokens,
         )
 
     def lose(self, turn: str) -> list[str]:

@@ -88,6 +88,7 @@ class TurnRun:
     options: SubmitOptions | None = None
     output: OutputStream | None = None
     ahead: Ahead = field(default_factory=Ahead)  # what was prefilled of it before
+    prepared: range = range(0)  # positions that were computed before the user message came
     fills_context: bool = False  # its output limit is the end of the context
     restarted: bool = False  # the engine's copy was lost before this turn
     submitted: bool = False
@@ -120,11 +121,13 @@ class TurnRun:
         self.started = True
         new = self.prompt.new_tokens
         extra = event.computed + self.ahead.computed - new
+        ready = self.prepared
         self.usage = Usage(
             input_tokens=len(self.prompt.log),
             cached_tokens=event.cached,
             new_tokens=new,
             recomputed=self._reasons(extra, event.computed),
+            prepared_tokens=len(range(ready.start, min(ready.stop, event.cached))),
         )
         self.timing.queue = round(event.queue_s * 1000)
         usage = self.usage

@@ -65,7 +65,11 @@ class Recomputed(Response):
 
 
 class Usage(Response):
-    """Tokens of one turn. computed by prefill = input_tokens - cached_tokens."""
+    """Tokens of one turn. computed by prefill = input_tokens - cached_tokens.
+
+    `prepared_tokens` of the cached ones were computed while the session waited for the user: the
+    template had displaced them.
+    """
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -73,6 +77,7 @@ class Usage(Response):
     recomputed: list[Recomputed] = []
     output_tokens: int = 0
     reasoning_tokens: int = 0
+    prepared_tokens: int = 0
 
 
 class KvTokens(Response):
