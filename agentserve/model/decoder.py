@@ -29,11 +29,11 @@ def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
 
 
 def empty_cache(
-    spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype
+    spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: str = "cpu"
 ) -> torch.Tensor:
     """Return [blocks, layers, 2, kv_heads, block_size, D]; memory is committed as it is written."""
     shape = (num_blocks, spec.layers, 2, spec.kv_heads, block_size, spec.head_dim)
-    return torch.empty(shape, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def rotary_frequencies(spec: ModelSpec) -> torch.Tensor:

@@ -115,7 +115,7 @@ class TorchRunner:
         tokens = np.frombuffer(plan.tokens, np.int32)
         self._count_tokens(plan.rows, tokens)
         step = build_step(plan.rows, tokens, self._tables, self.info.block_size)
-        return _Handle(plan, self._decoder.forward(step).numpy())
+        return _Handle(plan, self._decoder.forward(step).cpu().numpy())
 
     def sample(self, handle: _Handle, masks: dict[int, Any]) -> None:
         """Draw one token for each row that asks for it; see `plan.Runner.sample`."""
