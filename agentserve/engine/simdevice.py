@@ -61,7 +61,7 @@ class Event:
 
 class _Access(NamedTuple):
     stream: str
-    count: int  # of the stream's operations when it was made
+    number: int  # among the operations of its stream
     name: str
 
 
@@ -135,13 +135,14 @@ class SimDevice:
         from_tier, to_tier = _TIERS[copy.kind]
         source = Place(from_tier, copy.group, copy.source)
         target = Place(to_tier, copy.group, copy.target)
+        name = f"{copy.kind} {copy.ticket}"
         size = copy.tokens * self._token_bytes[copy.group]
-        self.queue(stream, f"start of {copy}", [source], [target], lambda: self._poison(target))
+        self.queue(stream, f"start of {name}", [source], [target], lambda: self._poison(target))
 
         def fill() -> None:
             self.bytes(target)[:size] = self.bytes(source)[:size]
 
-        self.queue(stream, f"end of {copy}", [source], [target], fill)
+        self.queue(stream, f"end of {name}", [source], [target], fill)
 
     def done(self, event: Event) -> bool:
         """Whether the stream has reached `event`; if so, the host knows what it knew."""
@@ -248,7 +249,7 @@ class SimDevice:
 
 
 def _check(place: Place, earlier: _Access | None, access: _Access, clock: Knowledge) -> None:
-    if earlier is not None and clock[earlier.stream] < earlier.count:
+    if earlier is not None and clock[earlier.stream] < earlier.number:
         raise RaceError(
             f"{place}: {access.name!r} on {access.stream!r} is not ordered after "
             f"{earlier.name!r} on {earlier.stream!r}"
