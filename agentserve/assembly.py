@@ -81,7 +81,12 @@ def assemble(
 
 
 def build_app(
-    model: str, server: ServerSettings | None = None, *, in_process: bool = False, **options: Any
+    model: str,
+    server: ServerSettings | None = None,
+    engine: EngineSettings | None = None,
+    *,
+    in_process: bool = False,
+    **options: Any,
 ) -> Starlette:
     """Return the app that serves `model` (anything that `prepare` takes).
 
@@ -89,4 +94,4 @@ def build_app(
     """
     directory = prepare(model)
     settings = ModelSettings(directory=str(directory), **options)
-    return assemble(directory, torch_backend(settings, in_process=in_process), server).app
+    return assemble(directory, torch_backend(settings, in_process=in_process), server, engine).app

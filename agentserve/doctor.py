@@ -10,7 +10,13 @@ import msgspec
 from agentserve import __version__
 from agentserve.config import cache_directory
 from agentserve.engine.process import usable_cores
-from agentserve.model.build import BLOCK_SIZE, FEWEST_TOKENS, MOST_KV, free_memory
+from agentserve.model.build import (
+    BLOCK_SIZE,
+    FEWEST_TOKENS,
+    device_share,
+    free_memory,
+    host_share,
+)
 from agentserve.model.prepare import Progress, prepare
 from agentserve.model.spec import ModelSpec, load_spec
 
@@ -32,7 +38,10 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a model takes. Sizes in bytes; `kv_tokens` is what fits beside the weights."""
+    """What a model takes. Sizes in bytes.
+
+    `kv_tokens` is what fits beside the weights, `host_tokens` what the host tier holds besides.
+    """
 
     architecture: str
     parameters: int
@@ -40,6 +49,7 @@ class Figures(msgspec.Struct, frozen=True):
     weight_bytes: int
     kv_token_bytes: int
     kv_tokens: int
+    host_tokens: int
     max_context: int
 
 
@@ -56,11 +66,16 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def examine(
-    model: str, dtype: str = "auto", kv_bytes: int = 0, progress: Progress | None = None
+    model: str,
+    dtype: str = "auto",
+    kv_bytes: int = 0,
+    host_bytes: int | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Prepare `model` as serving it would, and judge it.
 
-    kv_bytes: as in config.ModelSettings; 0 takes the share of free memory that the engine takes.
+    kv_bytes, host_bytes: as in config.ModelSettings; 0 and None take the shares of free memory that
+    the engine takes.
     """
     from agentserve.assembly import load_text  # it takes long to load, and `versions` needs none
 
@@ -70,7 +85,7 @@ def examine(
         directory = prepare(model, progress)
         spec = load_spec(directory)
         check_weight_files(directory)
-        figures = estimate(spec, dtype, machine.memory_free, kv_bytes)
+        figures = estimate(spec, dtype, machine.memory_free, kv_bytes, host_bytes)
         text = load_text(directory, model)
         check_memory(figures, machine.memory_free)
     except (ValueError, OSError) as error:
@@ -82,20 +97,25 @@ def examine(
     return Report(model, True, "", figures, text.format.name, warnings, machine)
 
 
-def estimate(spec: ModelSpec, dtype: str, memory_free: int, kv_bytes: int) -> Figures:
+def estimate(
+    spec: ModelSpec, dtype: str, memory_free: int, kv_bytes: int = 0, host_bytes: int | None = None
+) -> Figures:
     """Return what a model takes in `dtype` with `memory_free` bytes free before it is loaded."""
     item = ITEM_BYTES[dtype]
     parameters = count_parameters(spec)
     token_bytes = 2 * spec.layers * spec.kv_heads * spec.head_dim * item
     left = max(0, memory_free - parameters * item)
-    blocks = (kv_bytes or min(MOST_KV, left * 2 // 5)) // (token_bytes * BLOCK_SIZE)
+    device = kv_bytes or device_share(left)
+    host = host_share(left - device) if host_bytes is None else host_bytes
+    record = token_bytes * BLOCK_SIZE
     return Figures(
         architecture=spec.architecture,
         parameters=parameters,
         dtype="float32" if dtype == "float32" else "bfloat16",
         weight_bytes=parameters * item,
         kv_token_bytes=token_bytes,
-        kv_tokens=blocks * BLOCK_SIZE,
+        kv_tokens=device // record * BLOCK_SIZE,
+        host_tokens=host // record * BLOCK_SIZE,
         max_context=spec.max_context,
     )
 

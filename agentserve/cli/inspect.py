@@ -18,6 +18,7 @@ from agentserve.cli.options import (
     DtypeOption,
     Json,
     KvDeviceOption,
+    KvHostOption,
     format_size,
     show_progress,
 )
@@ -87,6 +88,7 @@ def doctor(
     ] = DEFAULT_MODEL,
     dtype: DtypeOption = "auto",
     kv_device: KvDeviceOption = 0,
+    kv_host: KvHostOption = None,
     as_json: Json = False,
 ) -> None:
     """Say whether MODEL runs on this machine, what it takes and what it leaves for KV.
@@ -95,7 +97,7 @@ def doctor(
     """
     from agentserve.doctor import examine
 
-    report = examine(model, dtype, kv_device, show_progress)
+    report = examine(model, dtype, kv_device, kv_host, show_progress)
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
     else:
@@ -128,6 +130,11 @@ def _details(report: "Report") -> list[str]:
             (
                 "context",
                 f"{figures.max_context} tokens, {figures.kv_token_bytes} bytes of KV per token",
+            ),
+            (
+                "KV",
+                f"{figures.kv_tokens} tokens on the device, {figures.host_tokens} in host memory "
+                "(on a CPU the same DRAM)",
             ),
         ]
     if report.tool_format is not None:

@@ -42,6 +42,23 @@ KvDeviceOption = Annotated[
         help="Memory for KV, such as 512M or 8GiB; 0 takes a share of what is free.",
     ),
 ]
+KvHostOption = Annotated[
+    int | None,
+    typer.Option(
+        parser=parse_size,
+        metavar="SIZE",
+        help="Host memory for KV that leaves the device; 0 is none. Left out, it takes a share "
+        "of what is free.",
+    ),
+]
+KvPolicyOption = Annotated[
+    Literal["none", "device-lru", "lru+host", "tool-aware"],
+    typer.Option(
+        help="Whose KV makes room for others: none keeps nothing between turns, device-lru has no "
+        "host tier, lru+host moves what was used least recently, tool-aware also weighs how soon "
+        "each session's tools will return.",
+    ),
+]
 
 
 def format_size(size: int) -> str:

@@ -8,8 +8,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentserve.cli.options import DEFAULT_MODEL, DtypeOption, KvDeviceOption, show_progress
-from agentserve.config import ModelSettings, ServerSettings
+from agentserve.cli.options import (
+    DEFAULT_MODEL,
+    DtypeOption,
+    KvDeviceOption,
+    KvHostOption,
+    KvPolicyOption,
+    show_progress,
+)
+from agentserve.config import EngineSettings, ModelSettings, ServerSettings
 
 
 def serve(  # noqa: PLR0913 - one argument per command line option
@@ -37,6 +44,8 @@ def serve(  # noqa: PLR0913 - one argument per command line option
         int, typer.Option(min=1, help="Sessions that each key may have at once.")
     ] = 1000,
     kv_device: KvDeviceOption = 0,
+    kv_host: KvHostOption = None,
+    kv_policy: KvPolicyOption = "tool-aware",
     dtype: DtypeOption = "auto",
     threads: Annotated[
         int, typer.Option(min=0, help="CPU threads of the engine; 0 takes every core.")
@@ -89,11 +98,23 @@ def serve(  # noqa: PLR0913 - one argument per command line option
     )
     with listen(host, port) as listener:
         directory = str(prepare(model, FirstStart(model)))
-        backend = torch_backend(
-            ModelSettings(directory=directory, dtype=dtype, kv_bytes=kv_device, threads=threads),
-            in_process=engine == "thread",
+        memory = ModelSettings(
+            directory=directory,
+            dtype=dtype,
+            kv_bytes=kv_device,
+            host_bytes=host_memory(kv_policy, kv_host),
+            threads=threads,
         )
-        run(assemble(Path(directory), backend, settings), listener, announce)
+        backend = torch_backend(memory, in_process=engine == "thread")
+        limits = EngineSettings(kv_policy=kv_policy)
+        run(assemble(Path(directory), backend, settings, limits), listener, announce)
+
+
+def host_memory(policy: str, asked: int | None) -> int | None:
+    """Return ModelSettings.host_bytes under a KV policy: none where it has no host tier."""
+    from agentserve.kv.policy import make_policy
+
+    return asked if make_policy(policy).uses_host else 0
 
 
 class FirstStart:

@@ -65,8 +65,10 @@ class Client:
         """Load `model` and return a client of a server inside this process, without a socket.
 
         settings: `dtype` ("auto", "float32", "bfloat16"), `kv_bytes` (memory for KV; 0 takes a
-        share of what is free), `threads` (0 takes every core), `max_slots` (sequences in one
-        batch), or `server`, an `agentserve.config.ServerSettings`. `close` ends the server.
+        share of what is free), `host_bytes` (for KV that leaves the device; None takes a share, 0
+        is none), `threads` (0 takes every core), `max_slots` (sequences in one batch), or `server`
+        and `engine`, `agentserve.config.ServerSettings` and `EngineSettings`. `close` ends the
+        server.
         """
         transport = embedded.SyncTransport(embedded.start(model, settings))
         return cls(embedded.URL, transport=transport)

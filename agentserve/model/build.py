@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 BLOCK_SIZE = 16  # tokens; half of a block is unused at the end of each sequence (DECISIONS.md, 11)
 FEWEST_TOKENS = 64  # of KV; a smaller cache is a mistake
 MOST_KV = 3 << 30  # bytes, unless kv_bytes asks for more
+MOST_HOST = 2 << 30  # bytes, unless host_bytes asks for more
 
 
 def build_torch(options: dict[str, Any]) -> "tuple[TorchRunner, XGrammarFactory]":
@@ -69,6 +70,19 @@ def free_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
+def device_share(free: int) -> int:
+    """Return the bytes of device KV when nobody asks, with `free` bytes free beside the weights."""
+    return min(MOST_KV, free * 2 // 5)
+
+
+def host_share(free: int) -> int:
+    """Return the bytes of host KV when nobody asks, with `free` bytes free beside the device KV.
+
+    On the CPU both tiers are the same DRAM, which other programs want as well.
+    """
+    return min(MOST_HOST, max(0, free) // 5)
+
+
 def _load(directory: Path, spec: ModelSpec, settings: ModelSettings) -> "TorchRunner":
     import numba
     import torch
@@ -83,20 +97,34 @@ def _load(directory: Path, spec: ModelSpec, settings: ModelSettings) -> "TorchRu
     dtype = storage_dtype(settings.dtype)
     weights = load_weights(directory, spec, dtype)
     block_size = settings.block_size or BLOCK_SIZE
-    kv_bytes = settings.kv_bytes or min(MOST_KV, free_memory() * 2 // 5)
-    num_blocks = kv_bytes // block_bytes(spec, block_size, dtype)
-    least = -(-FEWEST_TOKENS // block_size)
-    if num_blocks < least:
-        raise ValueError(f"kv_bytes={kv_bytes} holds {num_blocks} blocks, fewer than {least}")
+    record = block_bytes(spec, block_size, dtype)
+    num_blocks, host_blocks = _tier_blocks(settings, record, -(-FEWEST_TOKENS // block_size))
     decoder = Decoder(spec, weights, empty_cache(spec, num_blocks, block_size, dtype))
     runner = TorchRunner(
         decoder,
         model=directory.name,
         identity=model_identity(directory, dtype),
         max_slots=settings.max_slots,
+        host_blocks=host_blocks,
     )
     _compile(runner)
     return runner
+
+
+def _tier_blocks(settings: ModelSettings, record: int, least: int) -> tuple[int, int]:
+    """Return the blocks of the device and of the host tier, for records of `record` bytes."""
+    free = free_memory()
+    kv_bytes = settings.kv_bytes or device_share(free)
+    host_bytes = settings.host_bytes
+    if host_bytes is None:
+        host_bytes = host_share(free - kv_bytes)
+    elif 0 < host_bytes < record or host_bytes < 0:
+        raise ValueError(f"host_bytes={host_bytes} holds no block of {record} bytes; 0 is no tier")
+    if kv_bytes // record < least:
+        raise ValueError(
+            f"kv_bytes={kv_bytes} holds {kv_bytes // record} blocks, fewer than {least}"
+        )
+    return kv_bytes // record, host_bytes // record
 
 
 def _compile(runner: "TorchRunner") -> None:

@@ -105,6 +105,10 @@ def test_an_empty_key_is_no_key(run):
     "arguments",
     [
         ["serve", "--kv-device", "plenty"],
+        ["serve", "--kv-host", "-1"],
+        ["serve", "--kv-host", "2 gigs"],
+        ["serve", "--kv-policy", "lru"],
+        ["doctor", "--kv-host", "much"],
         ["serve", "--dtype", "int3"],
         ["serve", "--engine", "fork"],
         ["serve", "--max-sessions", "0"],

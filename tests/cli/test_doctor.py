@@ -79,7 +79,11 @@ def test_kv_is_what_the_weights_leave_and_no_more_than_was_asked_for():
     assert figures.weight_bytes == 2 * figures.parameters
     assert figures.kv_token_bytes == 2 * 2 * 2 * 8 * 2  # K and V, layers, heads, dims, bytes
     assert figures.kv_tokens * figures.kv_token_bytes <= (GIB - figures.weight_bytes) * 2 // 5
-    asked = estimate(spec, "float32", memory_free=GIB, kv_bytes=1 << 20)
+    left = GIB - figures.weight_bytes - figures.kv_tokens * figures.kv_token_bytes
+    assert 0 < figures.host_tokens * figures.kv_token_bytes <= left // 5
+    asked = estimate(spec, "float32", memory_free=GIB, kv_bytes=1 << 20, host_bytes=1 << 19)
+    assert asked.host_tokens == (1 << 19) // asked.kv_token_bytes
+    assert estimate(spec, "auto", memory_free=GIB, host_bytes=0).host_tokens == 0
     assert asked.weight_bytes == 2 * figures.weight_bytes
     assert asked.kv_tokens == (1 << 20) // asked.kv_token_bytes
 

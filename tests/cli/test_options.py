@@ -1,12 +1,15 @@
 """Values of command line options."""
 
+import typing
+
 import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentserve.cli.options import format_size, parse_size
-from agentserve.cli.serve import served_name
+from agentserve.cli.options import KvPolicyOption, format_size, parse_size
+from agentserve.cli.serve import host_memory, served_name
+from agentserve.kv.policy import POLICIES
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,20 @@ def test_the_served_name_of_a_path_is_its_last_part_and_of_anything_else_itself(
     assert served_name(f"{tmp_path}/") == tmp_path.name
     assert served_name("owner/model") == "owner/model"
     assert served_name("smollm2-135m") == "smollm2-135m"
+
+
+def test_the_policies_that_can_be_asked_for_are_those_that_there_are():
+    literal, _ = typing.get_args(KvPolicyOption)
+    assert typing.get_args(literal) == POLICIES
+
+
+def test_a_policy_without_a_host_tier_takes_no_host_memory():
+    asked = {
+        policy: (host_memory(policy, 5 << 20), host_memory(policy, None)) for policy in POLICIES
+    }
+    assert asked == {
+        "none": (0, 0),
+        "device-lru": (0, 0),
+        "lru+host": (5 << 20, None),
+        "tool-aware": (5 << 20, None),
+    }

@@ -191,6 +191,7 @@ def test_ps_lists_the_sessions_of_a_server(capsys):
 
 def test_serve_runs_the_embedded_model():
     command = ["-m", "agentserve", "serve", "--port", "0", "--kv-device", "64M"]
+    command += ["--kv-host", "32MiB", "--kv-policy", "lru+host"]
     with started(command) as (process, url, line):
         assert "context 8192 tokens" in line
         with httpx.Client(base_url=url) as client:
