@@ -15,7 +15,7 @@ PIP := $(PY) -m pip install --disable-pip-version-check -q -c constraints.txt
 endif
 BASE := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help demo test check fmt sim bench-tools clean
+.PHONY: help demo test check fmt sim bench-tools bench-scale clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -43,6 +43,9 @@ sim: $(STAMPS)/installed  ## seeded simulation of the engine: make sim SEEDS=200
 
 bench-tools: $(STAMPS)/installed  ## how often SmolLM2 calls the right tool, in four modes
 	$(PY) benchmarks/bench_tools.py
+
+bench-scale: $(STAMPS)/installed  ## host KV on an H200, simulated: 16 to 64 agents, a cost model
+	PYTHONPATH=benchmarks $(PY) benchmarks/residency_at_scale.py --json benchmarks/results/residency_at_scale.json
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .stamps .pytest_cache .mypy_cache .ruff_cache .hypothesis
