@@ -70,6 +70,10 @@ class AnswerLedger:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def knows(self, scope: Scope) -> bool:
+        """Return whether a request under `scope` was answered or still runs."""
+        return scope in self._entries
+
     async def once(
         self, scope: Scope, body: bytes, run: Callable[[], Awaitable[Answer]]
     ) -> tuple[Answer, bool]:

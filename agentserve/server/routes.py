@@ -1,6 +1,7 @@
 """The routes of API.md: decode the request, ask the session service, encode the answer."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from agentserve.config import ServerSettings
 from agentserve.errors import EngineDown, InvalidRequest, MethodNotAllowed
 from agentserve.server.answers import json_response
 from agentserve.server.body import read_body, while_connected
-from agentserve.server.idempotency import Answer, AnswerLedger, check_key
+from agentserve.server.idempotency import Answer, AnswerLedger, Scope, check_key
 from agentserve.server.metrics import Metrics
 from agentserve.server.sse import EventStream
 from agentserve.sessions.handle import TurnHandle
@@ -146,14 +147,15 @@ class SessionRoutes:
 
     async def start_turn(self, request: Request) -> Response:
         """POST /sessions/{id}/turn: the turn as JSON, or its events when `stream` is set."""
-        body = await self._body(request)
-        asked = wire.decode(body, wire.TurnRequest)
+        with self._announced(request):
+            body = await self._body(request)
+            asked = wire.decode(body, wire.TurnRequest)
 
-        async def run() -> Answer:
-            handle = await self._service.start_turn(request.user, _id(request), asked)
-            return Answer(200, turn_id=handle.turn_id)
+            async def run() -> Answer:
+                handle = await self._service.start_turn(request.user, _id(request), asked)
+                return Answer(200, turn_id=handle.turn_id)
 
-        answer, replayed = await self._once(request, body, run)
+            answer, replayed = await self._once(request, body, run)
         handle = await self._service.follow(request.user, _id(request), str(answer.turn_id))
         if asked.stream:
             return self._stream(handle, _last_event_id(request), replayed)
@@ -163,6 +165,13 @@ class SessionRoutes:
         finally:
             handle.detach()
         return json_response(turn, headers=_replay_header(replayed))
+
+    def _announced(self, request: Request) -> AbstractContextManager[None]:
+        """Announce the session's next turn while its request is read, unless it is a replay."""
+        key = request.headers.get("idempotency-key")
+        if key is not None and self._ledger.knows(_scope(request, key)):
+            return nullcontext()
+        return self._service.turn_announced(request.user, _id(request))
 
     async def tool_results(self, request: Request) -> Response:
         """POST /sessions/{id}/tool_results."""
@@ -259,8 +268,7 @@ class SessionRoutes:
         key = request.headers.get("idempotency-key")
         if key is None:
             return await run(), False
-        what = f"{request.method} {request.url.path}"
-        return await self._ledger.once((request.user, what, check_key(key)), body, run)
+        return await self._ledger.once(_scope(request, check_key(key)), body, run)
 
 
 class OperatorRoutes:
@@ -315,6 +323,10 @@ def _route(
 
 def _id(request: Request) -> str:
     return str(request.path_params["id"])
+
+
+def _scope(request: Request, key: str) -> Scope:
+    return request.user, f"{request.method} {request.url.path}", key
 
 
 def _last_event_id(request: Request) -> int:

@@ -26,7 +26,7 @@ from agentserve.sessions.prompt import Fed, compose, fits
 from agentserve.sessions.session import Session
 from agentserve.sessions.text import ModelText
 from agentserve.sessions.tree import common_prefix
-from agentserve.wire import ToolResultItem
+from agentserve.wire import Recomputed, ToolResultItem
 
 log = logging.getLogger("agentserve.turns")
 
@@ -92,6 +92,8 @@ class PrefillAhead:
         if session is None:
             return None
         ahead, mirror = session.ahead, session.mirror
+        if isinstance(event, Started) and event.lost:
+            ahead.lost.append(Recomputed(event.lost, event.reason))
         if isinstance(event, Progress):
             ahead.computed += event.done - ahead.reported
             ahead.reported = event.done
@@ -100,6 +102,7 @@ class PrefillAhead:
         del self._sessions[event.turn]
         ahead.turn = 0
         if isinstance(event, Finished):
+            ahead.preempted += event.recomputed
             if not session.closed:
                 mirror.settle(event.log_length, event.kv_length)
             failed = event.reason == "error"

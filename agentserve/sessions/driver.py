@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
@@ -14,6 +15,7 @@ from agentserve.engine.messages import (
     EngineLink,
     Event,
     Finished,
+    Inspected,
     Progress,
     Ready,
     Refused,
@@ -35,9 +37,11 @@ from agentserve.sessions.commit import TurnCommitter
 from agentserve.sessions.prepare import TurnPreparer
 from agentserve.sessions.prepared import PreparedHistory
 from agentserve.sessions.refusals import as_refusal, refusal
+from agentserve.sessions.residency import ResidencyBoard
 from agentserve.sessions.session import Session
 from agentserve.sessions.store import Store
 from agentserve.sessions.turn import Outcome, TurnRun
+from agentserve.sessions.waits import Waits, copy_lead_s
 from agentserve.wire import TurnQueued
 
 log = logging.getLogger("agentserve.turns")
@@ -60,6 +64,8 @@ class TurnDriver:
         self.numbers = itertools.count(1)  # of turns at the engine seam
         self.sequences = itertools.count(1)
         self.commits = TurnCommitter(preparer.text, store, clock, lambda: self.info)
+        self.waits = Waits(link, clock, lambda one: copy_lead_s(one, self.info, self.stats))
+        self.board = ResidencyBoard(link)
         self.stats: Stats | None = None
         self.draining = False
         self.incarnation = 0
@@ -141,6 +147,8 @@ class TurnDriver:
                 await self._on_down(event)
             elif isinstance(event, Stats):
                 self.stats = event
+            elif isinstance(event, Inspected):
+                self.board.on_inspected(event)
             elif run := self._runs.get(event.turn):
                 await self._on_turn_event(run, event)
             elif session := self._ahead.on_event(event) or self._prepared.on_event(event):
@@ -290,11 +298,13 @@ class TurnDriver:
         assert run.options is not None
         run.submitted = True
         self._link.send(run.session.mirror.submit(run.number, run.prompt.log, run.options))
+        run.held = run.session.mirror.kv_length
 
     async def _resume(self, session: Session) -> None:
         """Go on after a prefill ahead has ended: with the turn that waited, or with more of it."""
         run = session.running
         if run is None:
+            self.waits.tell(session)
             if self._may_prefill(session):
                 self._ahead.go_on(session)
         elif run.number in self._runs and not run.submitted:
@@ -350,8 +360,15 @@ class TurnDriver:
         elif run.submitted:
             self._link.send(Cancel(run.number))
 
+    async def locate(self, sessions: Sequence[Session]) -> None:
+        """Bring up to date where the KV of these sessions is, in at most a second."""
+        for session in sessions:
+            session.mirror.sync(self.incarnation)
+        await self.board.refresh([session.mirror for session in sessions])
+
     async def sweep(self) -> None:
-        """Cancel the turns whose readers are gone for too long; prepare histories."""
+        """Cancel the turns whose readers are gone for too long; bring back and prepare KV."""
+        self.waits.sweep()
         now = self._clock.monotonic()
         for run in [*self._runs.values(), *self._queued.values()]:
             left = run.handle.left_at
@@ -388,4 +405,5 @@ class TurnDriver:
         await self.advance(session)
         if session.closed and not session.open_runs():
             self.release(session)
+        self.waits.begin(session)
         self.prefill_staged(session)

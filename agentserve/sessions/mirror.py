@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from agentserve.engine.messages import Fork, Submit
+from agentserve.engine.messages import Fork, Residency, Submit
 from agentserve.engine.plan import SamplingParams, pack
 from agentserve.sessions.tree import common_prefix
+from agentserve.wire import Recomputed
 
 
 class SubmitOptions(msgspec.Struct, frozen=True):
@@ -32,13 +33,17 @@ class Ahead:
     reported: int = 0  # tokens of it that were computed so far
     computed: int = 0  # tokens computed for `wanted`, by this prefill and earlier ones
     restarted: bool = False  # the KV had been lost with an engine before
+    lost: list[Recomputed] = field(default_factory=list)  # tokens of `computed` that had had KV
+    preempted: int = 0  # tokens that were computed once more because the prefill was preempted
 
     def take(self, log: array[int]) -> Ahead:
         """Hand what was computed to a turn that feeds `log`; nothing when it went another way."""
         taken = Ahead()
         if len(self.wanted) == common_prefix(self.wanted, log):
             taken.computed, taken.restarted = self.computed, self.restarted
+            taken.lost, taken.preempted = self.lost, self.preempted
         self.wanted, self.computed, self.restarted = array("i"), 0, False
+        self.lost, self.preempted = [], 0
         return taken
 
 
@@ -55,6 +60,7 @@ class Mirror:
         self.tokens: array[int] = array("i")
         self.kv_length = 0
         self.lost = False  # the KV was lost with an engine since the last submit
+        self.residency: Residency | None = None  # where it is, by the engine's last answer
         self._namespace = namespace
         self._incarnation = 0
         self._undo: tuple[int, array[int], int] = (0, array("i"), 0)
@@ -64,6 +70,7 @@ class Mirror:
         self.lost = self.lost or bool(self.tokens)
         self.tokens = array("i")
         self.kv_length = 0
+        self.residency = None
 
     def sync(self, incarnation: int) -> None:
         """Forget the sequence when another engine is there than the last time."""

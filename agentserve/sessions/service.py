@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import logging
 import random
+from contextlib import AbstractContextManager
 
 import msgspec
 
 from agentserve.clock import Clock
 from agentserve.config import ServerSettings
-from agentserve.engine.messages import EngineLink, Hint, Stats
-from agentserve.errors import InvalidRequest, ModelNotFound, TurnNotFound
+from agentserve.engine.messages import EngineLink, Stats
+from agentserve.errors import AgentserveError, InvalidRequest, ModelNotFound, TurnNotFound
 from agentserve.sessions import records, sampling
 from agentserve.sessions.accounting import Counters
 from agentserve.sessions.driver import TurnDriver
@@ -18,6 +19,7 @@ from agentserve.sessions.handle import TurnHandle, finished_handle
 from agentserve.sessions.heads import HeadMoves, check_tools
 from agentserve.sessions.prepare import TurnPreparer
 from agentserve.sessions.registry import Registry
+from agentserve.sessions.residency import tiers
 from agentserve.sessions.session import Profile, Session
 from agentserve.sessions.store import Store
 from agentserve.sessions.text import ModelText
@@ -197,18 +199,21 @@ class SessionService:
             if after not in ids:
                 raise InvalidRequest("no such session: list from the start again", param="after")
             sessions = sessions[ids.index(after) + 1 :]
-        found = [
-            info
-            for info in map(self._info, sessions)
-            if state in (None, info.state)
-            and tier in (None, "device" if info.kv.device else "none")
-        ]
+        found = [session for session in sessions if state in (None, session.state())]
+        if tier is not None:
+            await self.driver.locate(found)
+            found = [session for session in found if tier in tiers(session.mirror)]
         page = found[: max(1, min(limit, MAX_PAGE))]
-        return SessionList(page, page[-1].id if len(page) < len(found) else None)
+        if tier is None:
+            await self.driver.locate(page)
+        last = page[-1].id if len(page) < len(found) else None
+        return SessionList([self._info(session) for session in page], last)
 
     async def info(self, principal: str, session_id: str) -> SessionInfo:
         """Return one session."""
-        return self._info(self._registry.get(principal, session_id))
+        session = self._registry.get(principal, session_id)
+        await self.driver.locate([session])
+        return self._info(session)
 
     def _info(self, session: Session) -> SessionInfo:
         session.mirror.sync(self.driver.incarnation)
@@ -262,12 +267,24 @@ class SessionService:
             handle=TurnHandle(turn_id, self._clock),
             accepted_at=self._clock.monotonic(),
             now_ms=int(now * 1000),
+            dropped=session.hints is not None and session.hints.kv == "drop",
         )
         await self.driver.accept(run)
         session.last_active = now
-        if request.hints is not None:
-            self._hint(session, request.hints)
+        self.driver.waits.turn_came(session, request.hints)
         return run.handle
+
+    def turn_announced(self, principal: str, session_id: str) -> AbstractContextManager[None]:
+        """Bring a session's KV back while the request of its next turn is read.
+
+        What raises inside takes it back. Nothing is done where no turn would be taken.
+        """
+        try:
+            session = self._registry.open(principal, session_id)
+            self.driver.require_engine()
+        except AgentserveError:  # the turn itself meets what is wrong
+            return contextlib.nullcontext()
+        return self.driver.waits.announced(session)
 
     async def follow(self, principal: str, session_id: str, turn_id: str) -> TurnHandle:
         """Return the handle of a running turn, or of one that ended."""
@@ -328,26 +345,21 @@ class SessionService:
         calls = session.callable_now()
         missing = [call.wire() for call in session.unanswered(calls)]
         staged = [call.call_id for call in calls if call.call_id in session.staged]
-        return ToolResultsAnswer(missing, staged, self.driver.prefill_staged(session))
+        prefilled = self.driver.prefill_staged(session)
+        if new:
+            self.driver.waits.results_came(session)
+        return ToolResultsAnswer(missing, staged, prefilled)
 
     async def hints(self, principal: str, session_id: str, hints: Hints) -> None:
-        """Keep what the client knows about the wait, and tell the engine.
+        """Keep what the client knows about this wait, or the next if a turn runs; tell the engine.
 
         With `close`, until other hints come: the session is closed like DELETE does with
         keep=transcript, now or when a turn commits, once nothing runs, waits or is pending.
         """
         session = self._registry.open(principal, session_id)
-        self._hint(session, hints)
+        self.driver.waits.said(session, hints)
         if session.running is None and session.ends_here():
             await self._close(session)
-
-    def _hint(self, session: Session, hints: Hints) -> None:
-        session.hints = hints
-        expected = hints.expected_ms
-        longest = max(expected.values(), default=None) if isinstance(expected, dict) else expected
-        wait = hints.resume_in_ms if hints.resume_in_ms is not None else longest
-        seconds = None if wait is None else wait / 1000
-        self._link.send(Hint(session.mirror.sequence, [], seconds, hints.kv))
 
     # Moves of the head
 
@@ -355,6 +367,7 @@ class SessionService:
         """Replace the history; with `prefill` the answer comes when its KV is computed."""
         session = self._registry.open(principal, session_id)
         answer = await self._heads.history(session, request)
+        self.driver.waits.begin(session)
         head = session.head
         wanted = head is not None and head.kv_length < head.length and not head.pending
         if request.prefill and wanted:
@@ -367,11 +380,16 @@ class SessionService:
         self, principal: str, session_id: str, request: RollbackRequest
     ) -> HeadAnswer:
         """Move the head back."""
-        return await self._heads.rollback(self._registry.open(principal, session_id), request)
+        session = self._registry.open(principal, session_id)
+        answer = await self._heads.rollback(session, request)
+        self.driver.waits.begin(session)
+        return answer
 
     async def fork(self, principal: str, session_id: str, request: ForkRequest) -> ForkAnswer:
         """Copy a session at its head or an older turn; KV is shared copy on write."""
         forks = await self._heads.fork(self._registry.open(principal, session_id), request)
+        for fork in forks:
+            self.driver.waits.begin(fork)
         return ForkAnswer([self._info(fork) for fork in forks])
 
     async def count(self, principal: str, session_id: str, request: CountRequest) -> CountAnswer:

@@ -11,11 +11,12 @@ import msgspec
 
 from agentserve.errors import HeadMoved, ResultConflict, SessionBusy, UnknownCallId
 from agentserve.sessions.mirror import Ahead, Mirror, Prepared
+from agentserve.sessions.residency import shown
 from agentserve.sessions.tree import Pending, TurnNode, TurnTree
+from agentserve.sessions.waits import Wait
 from agentserve.wire import (
     Context,
     Hints,
-    KvTokens,
     Metadata,
     Recomputed,
     Sampling,
@@ -73,6 +74,7 @@ class Session:
     next_item: int = 1
     closed: bool = False
     hints: Hints | None = None
+    wait: Wait = field(default_factory=Wait)
     usage: Usage = field(default_factory=Usage)
     lost: deque[str] = field(default_factory=deque)  # recent turns that committed nothing
 
@@ -207,6 +209,7 @@ class Session:
     def info(self, limit: int) -> SessionInfo:
         """Return the session as clients see it."""
         expires = self.expires_at()
+        kv, residency = shown(self.mirror)
         return SessionInfo(
             id=self.id,
             state=self.state(),  # type: ignore[arg-type]
@@ -218,7 +221,8 @@ class Session:
             expires_at=None if expires is None else int(expires * 1000),
             pending_calls=[call.wire() for call in self.unanswered(self.pending())],
             context=self.context(limit),
-            kv=KvTokens(device=self.mirror.kv_length),
+            kv=kv,
+            residency=residency,
             usage=self.usage,
             metadata=self.profile.metadata,
         )

@@ -15,6 +15,7 @@ from agentserve.sessions.conversation import Call, Message
 from agentserve.sessions.items import output_calls
 from agentserve.sessions.mirror import Ahead
 from agentserve.sessions.prompt import Fed, Prompt
+from agentserve.sessions.recomputed import closed_list, divide
 from agentserve.sessions.tree import Anchor, Entry, Pending, TurnNode, common_prefix
 from agentserve.wire import (
     Context,
@@ -91,6 +92,8 @@ class TurnRun:
     prepared: range = range(0)  # positions that were computed before the user message came
     fills_context: bool = False  # its output limit is the end of the context
     restarted: bool = False  # the engine's copy was lost before this turn
+    held: int = 0  # tokens of the prompt that the engine's copy began with
+    dropped: bool = False  # the client had said kv: drop
     submitted: bool = False
     resubmitted: bool = False
     started: bool = False
@@ -100,6 +103,7 @@ class TurnRun:
     marks: list[Mark] = field(default_factory=list)
     prompt_ids: dict[str, str] = field(default_factory=dict)  # wire call id -> the template's
     usage: Usage = field(default_factory=Usage)
+    kv: KvTokens = field(default_factory=KvTokens)  # where the cached tokens were
     timing: Timing = field(default_factory=Timing)
     warnings: list[str] = field(default_factory=list)
 
@@ -126,25 +130,30 @@ class TurnRun:
             input_tokens=len(self.prompt.log),
             cached_tokens=event.cached,
             new_tokens=new,
-            recomputed=self._reasons(extra, event.computed),
+            recomputed=self._reasons(extra, event),
             prepared_tokens=len(range(ready.start, min(ready.stop, event.cached))),
         )
+        self.kv = KvTokens(device=event.cached - event.host, host=event.host)
         self.timing.queue = round(event.queue_s * 1000)
         usage = self.usage
         self.handle.publish(TurnStarted(usage.cached_tokens, new, usage.recomputed))
 
-    def _reasons(self, extra: int, computed: int) -> list[Recomputed]:
-        reasons: list[Recomputed] = []
-        for part in self.prompt.moved:
-            tokens = min(part.tokens, extra)
-            if tokens > 0:
-                reasons.append(Recomputed(tokens, part.reason))
-                extra -= tokens
-        if extra > 0:
-            last_only = extra == 1 and computed == 1
-            rest = "engine_restarted" if self.restarted else "evicted"
-            reasons.append(Recomputed(extra, "last_token" if last_only else rest))
-        return reasons
+    def _reasons(self, extra: int, event: Started) -> list[Recomputed]:
+        """Divide the `extra` tokens that were computed again, the surest cause first."""
+        lost = [*self.ahead.lost, Recomputed(event.lost, event.reason)]
+        causes = [Recomputed(part.tokens, self._lost(part.reason)) for part in lost]
+        causes += self.prompt.moved
+        if self.restarted:
+            causes.append(Recomputed(extra, "engine_restarted"))
+        had_kv = len(self.prompt.log) - self.prompt.new_tokens
+        had_kv -= sum(part.tokens for part in self.prompt.moved)
+        causes.append(Recomputed(had_kv - self.held, "history_edited"))
+        causes.append(Recomputed(int(event.computed == 1), "last_token"))
+        causes.append(Recomputed(extra, self._lost(event.reason)))
+        return divide(extra, causes)
+
+    def _lost(self, reason: str) -> str:
+        return "dropped" if self.dropped else closed_list(reason)
 
     def on_progress(self, event: Progress) -> None:
         """Tell how far the prefill is."""
@@ -217,8 +226,9 @@ class TurnRun:
         if finished is not None:
             self.timing.prefill = round(finished.prefill_s * 1000)
             self.timing.decode = round(finished.decode_s * 1000)
-            if finished.recomputed:
-                preempted = Recomputed(finished.recomputed, "preempted")
+            self.timing.restore = round(finished.restore_s * 1000)
+            if again := finished.recomputed + self.ahead.preempted:
+                preempted = Recomputed(again, "preempted")
                 self.usage.recomputed = [*self.usage.recomputed, preempted]
 
     def sealed(self) -> Mark:
@@ -325,7 +335,7 @@ class TurnRun:
             output=output,
             pending_calls=[call.wire() for call in self.session.unanswered(tuple(calls))],
             usage=self.usage,
-            kv=KvTokens(device=self.usage.cached_tokens),
+            kv=self.kv,
             timing_ms=self.timing,
             warnings=self.warnings,
             metadata=self.request.metadata,

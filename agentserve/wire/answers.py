@@ -88,6 +88,14 @@ class KvTokens(Response):
     disk: int = 0
 
 
+class Residency(Response):
+    """What was moved between tiers for a session since its engine has known it."""
+
+    saved_bytes: int = 0
+    loaded_bytes: int = 0
+    stall_ms: int = 0
+
+
 class Timing(Response):
     """Milliseconds that a turn spent in each phase."""
 
@@ -153,6 +161,7 @@ class SessionInfo(Response):
     kv: KvTokens
     usage: Usage
     metadata: Metadata
+    residency: Residency = msgspec.field(default_factory=Residency)
 
 
 class SessionList(Response):

@@ -332,17 +332,6 @@ async def test_a_partial_cancel_keeps_whole_calls_and_drops_an_open_one():
         assert "write" not in r.text.tokenizer.decode(await r.tokens(s)).split("user\ngo", 1)[1]
 
 
-async def test_hints_are_kept_and_told_to_the_engine():
-    async with rig() as r:
-        s = await r.create()
-        await r.turn(s, hints={"expected_ms": {"call_a": 2000, "call_b": 30_000}, "kv": "host"})
-        hint = r.link.sent[-1]
-        assert (hint.expected_s, hint.kv) == (30.0, "host")
-        await r.service.hints("local", s, wire.Hints(resume_in_ms=500))
-        assert r.link.sent[-1].expected_s == 0.5
-        assert r.session(s).hints.resume_in_ms == 500
-
-
 async def test_a_session_hinted_to_close_closes_when_a_turn_leaves_nothing_pending():
     async with rig() as r:
         s = await r.create(tools=TOOLS)
