@@ -5,7 +5,7 @@ import contextlib
 import functools
 import random
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from agentserve import wire
@@ -84,6 +84,7 @@ class LockstepLink:
         self.hold = False
         self.granted = 0
         self.sent: list[Command] = []
+        self.edit: Callable[[Event], Event] | None = None  # changes what the engine says
         self.engine: Engine | None = None
         self.start()
 
@@ -127,7 +128,7 @@ class LockstepLink:
             if self.engine is not None and self.engine.busy and (not self.hold or self.granted):
                 self.granted = max(0, self.granted - 1)
                 if events := self.engine.step():
-                    return events
+                    return [self.edit(event) if self.edit else event for event in events]
                 continue
             self._wake.clear()
             await self._wake.wait()
