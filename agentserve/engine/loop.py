@@ -1,10 +1,12 @@
 """The engine: commands in, one step at a time, events out.
 
-One step is: plan, launch, mask, sample, collect, settle, commit. Everything that can go wrong in
+One step is: plan, launch, mask, sample, collect, settle, commit. The loop is the one owner of KV
+residency: copies are planned and settled here and nowhere else. Everything that can go wrong in
 one turn (its grammar, a non-finite row) ends that turn and no other.
 """
 
 from array import array
+from collections import Counter
 from typing import Any, Protocol
 
 from agentserve.clock import Clock
@@ -17,18 +19,25 @@ from agentserve.engine.messages import (
     Finished,
     Fork,
     Hint,
+    Inspect,
+    Inspected,
     Progress,
+    Promote,
     Refused,
+    Residency,
     Started,
     Stats,
     Submit,
     Tokens,
 )
-from agentserve.engine.plan import Runner, StepResult, unpack
+from agentserve.engine.plan import Runner, StepResult, Traffic, unpack
 from agentserve.engine.scheduler import Batch, Scheduler
 from agentserve.engine.sequence import Matcher, Sequence, Turn
 from agentserve.kv.blocks import require
 from agentserve.kv.chains import KvCache
+from agentserve.kv.copies import DEVICE, HOST
+from agentserve.kv.policy import make_policy
+from agentserve.kv.residency import NO_COSTS, resident_tokens
 
 __all__ = ["Engine", "GrammarFactory", "Matcher"]
 
@@ -66,7 +75,15 @@ class Engine:
         self._settings = settings
         self._grammars = grammars
         info = runner.info
-        self._kv = kv or KvCache(info.identity, info.num_blocks, info.block_size, len(info.groups))
+        self._kv = kv or KvCache(
+            info.identity,
+            info.num_blocks,
+            info.block_size,
+            groups=len(info.groups),
+            host_blocks=info.host_blocks,
+            policy=make_policy(settings.kv_policy),
+        )
+        self._policy = self._kv.residency.policy
         self._scheduler = Scheduler(info, settings, self._kv, clock)
         self._sequences: dict[int, Sequence] = {}
         self._turns: dict[int, Turn] = {}
@@ -74,17 +91,19 @@ class Engine:
         self._events: list[Event] = []
         self._prefill_tokens = 0
         self._decode_tokens = 0
+        self._traffic = Traffic()
+        self._lost: Counter[str] = Counter()
 
     @property
     def busy(self) -> bool:
         """Whether `step` has something to do or to say."""
-        return bool(self._turns or self._events) or bool(self._kv.copies)
+        work = self._turns or self._events or self._kv.copies or self._kv.residency.pending
+        return bool(work)
 
     def apply(self, command: Command) -> None:
         """Take a command; its answer comes with the next step's events. Never raises for a bad one.
 
-        A refused submit or fork changes nothing. Cancel, close and hint of what is unknown are
-        ignored.
+        A refused submit or fork changes nothing. Any other command about what is unknown is ignored.
         """
         try:
             if isinstance(command, Submit):
@@ -95,8 +114,10 @@ class Engine:
                 self._close(command.sequence)
             elif isinstance(command, Cancel):
                 self._cancel(command)
-            elif isinstance(command, Hint) and command.sequence in self._sequences:
-                self._sequences[command.sequence].hint = command
+            elif isinstance(command, Inspect):
+                self._inspect(command)
+            elif command.sequence in self._sequences:
+                self._advise(self._sequences[command.sequence], command)
         except _Refusal as refusal:
             turn = command.turn if isinstance(command, Submit) else -1
             sequence = command.into if isinstance(command, Fork) else _sequence_of(command)
@@ -104,6 +125,8 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Run one step and return what happened, with Stats last; [] when there was nothing."""
+        started = self._clock.monotonic()
+        self._kv.residency.begin_step(started, NO_COSTS)
         batch = self._scheduler.plan()
         if batch is not None:
             self._report_admitted(batch)
@@ -111,18 +134,22 @@ class Engine:
             masks = self._masks(batch)
             self._runner.sample(handle, masks)
             result = self._runner.collect(handle)
+            self._traffic = result.traffic
             self._kv.copies.settle(result.tickets)
+            self._charge(batch, self._clock.monotonic() - started)
             self._commit(batch, result)
+        while self._scheduler.exhausted:
+            self._finish(self._scheduler.exhausted.pop(), "prefilled")
         if self._settings.check_invariants:
             self.check()
         events, self._events = self._events, []
-        if events or batch is not None:
+        if events or (batch is not None and batch.turns):
             events.append(self.stats())
         return events
 
     def stats(self) -> Stats:
         """Return counts of turns, blocks (of KV group 0) and work since the start."""
-        pool = self._kv.pools[0]
+        pool, host = self._kv.pools[0], self._kv.host_pools[0]
         return Stats(
             step=self._scheduler.step,
             running=len(self._scheduler.running),
@@ -136,6 +163,20 @@ class Engine:
             decode_tokens=self._decode_tokens,
             preemptions=self._scheduler.preemptions,
             evictions=sum(pool.evictions for pool in self._kv.pools),
+            loading=sum(turn.restoring for turn in self._scheduler.running),
+            host_total=host.total,
+            host_free=host.free,
+            host_cached=host.cached,
+            host_locked=host.locked,
+            host_evictions=sum(pool.evictions for pool in self._kv.host_pools),
+            saved_bytes=self._traffic.saved_bytes,
+            saved_s=self._traffic.saved_s,
+            loaded_bytes=self._traffic.loaded_bytes,
+            loaded_s=self._traffic.loaded_s,
+            copies_in_flight=len(self._kv.copies),
+            stale_completions=self._kv.copies.stale,
+            stall_s=self._scheduler.stall_s,
+            lost=dict(self._lost),
         )
 
     def check(self) -> None:
@@ -161,11 +202,14 @@ class Engine:
         prompt = keep + len(tokens)
         self._admissible(command, prompt)
         matcher = self._matcher(command.grammar)
+        now = self._clock.monotonic()
         if sequence is None:
             self._close(command.sequence)
             chain = self._kv.open(command.namespace)
             sequence = Sequence(command.sequence, command.generation, command.namespace, chain)
             self._sequences[sequence.id] = sequence
+        elif not command.background:
+            self._policy.learn(sequence.chain.idle, now)
         self._kv.cut(sequence.chain, keep)
         del sequence.log[keep:]
         sequence.log.extend(tokens)
@@ -174,7 +218,7 @@ class Engine:
             command=command,
             sequence=sequence,
             arrival=self._arrivals,
-            submitted_at=self._clock.monotonic(),
+            submitted_at=now,
             prompt_length=prompt,
             forced=forced,
             stop_ids=frozenset(command.stop_ids),
@@ -222,6 +266,8 @@ class Engine:
     def _admissible(self, command: Submit, prompt: int) -> None:
         if prompt == 0 or command.max_tokens < 0:
             raise _Refusal("invalid", "a turn needs at least one token and no negative max_tokens")
+        if command.background and command.max_tokens:
+            raise _Refusal("invalid", "a background turn only prefills: max_tokens is 0")
         if prompt + 1 > self._info.max_context:
             raise _Refusal(
                 "context_full",
@@ -286,13 +332,61 @@ class Engine:
         if turn is not None:
             self._finish(turn, "cancelled")
 
+    def _advise(self, sequence: Sequence, command: Hint | Promote) -> None:
+        residency, idle = self._kv.residency, sequence.chain.idle
+        if isinstance(command, Promote):
+            residency.promote(sequence.chain, begin=command.begin)
+            return
+        idle.tools, idle.expected_s = tuple(command.tools), command.expected_s
+        idle.hinted_at, idle.kv = self._clock.monotonic(), command.kv
+        residency.hint(sequence.chain)
+
+    def _inspect(self, command: Inspect) -> None:
+        known = [self._sequences[n] for n in command.sequences if n in self._sequences]
+        self._events.append(Inspected(command.number, [self._residency(each) for each in known]))
+
+    def _residency(self, sequence: Sequence) -> Residency:
+        chain = sequence.chain
+        block_bytes = self._info.groups[0].block_bytes
+        return Residency(
+            sequence=sequence.id,
+            tokens=chain.length,
+            device=resident_tokens(chain, DEVICE, self._info.block_size),
+            host=resident_tokens(chain, HOST, self._info.block_size),
+            saved_bytes=chain.saved * block_bytes,
+            loaded_bytes=chain.loaded * block_bytes,
+            stall_s=sequence.stall_s,
+        )
+
     # One step
 
     def _report_admitted(self, batch: Batch) -> None:
         for turn in batch.admitted:
             computed = turn.prompt_length - turn.cached
             waited = turn.started_at - turn.submitted_at
-            self._events.append(Started(turn.id, turn.cached, computed, waited))
+            lost, reason = self._count_lost(turn)
+            self._events.append(
+                Started(turn.id, turn.cached, computed, waited, turn.from_host, lost, reason)
+            )
+
+    def _count_lost(self, turn: Turn) -> tuple[int, str]:
+        """Return the tokens that were computed before and must be again, and why."""
+        if not turn.lost:
+            return 0, ""
+        reason = "policy" if not self._policy.keeps else "evicted"
+        if self._kv.host_pools[0].total:
+            reason = "host_full"
+        self._lost[reason] += turn.lost
+        return turn.lost, reason
+
+    def _charge(self, batch: Batch, seconds: float) -> None:
+        """Share the time of a step out among its turns; nobody pays for what we made them lose."""
+        total = sum(row.count for row in batch.plan.rows)
+        for row, turn in zip(batch.plan.rows, batch.turns, strict=True):
+            chain = turn.sequence.chain
+            again = chain.acquired + chain.lost - row.start
+            fresh = row.count - max(0, min(again, row.count))
+            self._scheduler.waiting.charge(turn.sequence, seconds * fresh / total)
 
     def _masks(self, batch: Batch) -> dict[int, Any]:
         """Return the masks of constrained rows, computed while the forward pass runs."""
@@ -384,7 +478,13 @@ class Engine:
         self._scheduler.remove(turn, discard=reason == "error")
         sequence.turn = None
         del self._turns[turn.id]
+        sequence.stall_s += turn.restore_s
+        if turn.recomputed:
+            self._lost["preempted"] += turn.recomputed
         now = self._clock.monotonic()
+        sequence.chain.idle.since = now
+        if not turn.command.background:
+            sequence.chain.idle.tools, sequence.chain.idle.expected_s = (), None
         first = turn.first_token_at if turn.first_token_at >= 0 else now
         started = turn.started_at if turn.started_at >= 0 else now
         self._events.append(
@@ -399,9 +499,10 @@ class Engine:
                 decode_s=now - first,
                 preemptions=turn.preemptions,
                 recomputed=turn.recomputed,
+                restore_s=turn.restore_s,
             )
         )
 
 
 def _sequence_of(command: Command) -> int:
-    return command.sequence if isinstance(command, Submit | Close | Hint) else -1
+    return command.sequence if isinstance(command, Submit | Close | Hint | Promote) else -1

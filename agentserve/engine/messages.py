@@ -20,8 +20,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     tokens that are taken instead of the sampled ones, one per step; when it is used up the turn
     goes on by sampling, so a caller that wants the turn to end there puts a stop id last.
     `grammar` is opaque to the loop: the grammar factory compiles it. A `background` turn only
-    prefills (max_tokens=0), in steps that nobody else wants and in blocks that are free; when
-    others come it ends early, as "prefilled", with the kv_length that it reached.
+    prefills (max_tokens=0), in steps that nobody else wants and in blocks that are free: it pauses
+    while others run, and ends early, as "prefilled" with the kv_length that it reached, when no
+    free block is left.
     """
 
     turn: int

@@ -15,6 +15,7 @@ import msgspec
 
 from agentserve.engine.loop import GrammarFactory
 from agentserve.engine.plan import (
+    Copy,
     KvGroup,
     Row,
     Runner,
@@ -22,6 +23,7 @@ from agentserve.engine.plan import (
     StepPlan,
     StepResult,
     TableAppend,
+    Traffic,
     unpack,
 )
 
@@ -37,6 +39,7 @@ class OracleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int = 256
     block_size: int = 16
     num_blocks: int = 256
+    host_blocks: int = 0
     max_context: int = 2048
     max_slots: int = 64
     stop_id: int = 0
@@ -79,6 +82,7 @@ class OracleRunner:
         num_blocks: int = 256,
         max_context: int = 2048,
         max_slots: int = 64,
+        host_blocks: int = 0,
         **stop: int,
     ) -> None:
         self._stop = OracleSettings(**stop)
@@ -92,13 +96,16 @@ class OracleRunner:
             max_slots=max_slots,
             groups=[KvGroup("full", 1, block_size * _CELL)],
             dtype="tokens",
+            host_blocks=host_blocks,
         )
         self._block_bytes = block_size * _CELL
         empty = array("i", [-1]).tobytes()
-        self._memory = [
-            [bytearray(empty * (2 * block_size)) for _ in range(num_blocks)]
-            for _ in self.info.groups
-        ]
+        self._memory, self._host = (
+            [[bytearray(empty * (2 * block_size)) for _ in range(count)] for _ in self.info.groups]
+            for count in (num_blocks, host_blocks)
+        )
+        self._flying: list[Copy] = []  # between the tiers, in the order of their plans
+        self._moved = {"save": 0, "load": 0}  # blocks
         self._writers = [[[0] * block_size for _ in range(num_blocks)] for _ in self.info.groups]
         self._slots: dict[int, _Slot] = {}
 
@@ -115,9 +122,10 @@ class OracleRunner:
         for append in plan.appended:
             self._append(append)
         for copy in plan.copies:
-            memory = self._memory[copy.group]
-            data = memory[copy.source][: copy.tokens * _CELL]
-            memory[copy.target][:] = data.ljust(self._block_bytes, b"\xff")
+            if copy.kind == "device":
+                self._copy(copy)
+            else:
+                self._flying.append(copy)
         tokens = unpack(plan.tokens)
         offset = 0
         for row in plan.rows:
@@ -136,12 +144,29 @@ class OracleRunner:
 
     def collect(self, handle: OracleStep) -> StepResult:
         """Return the result; every value is finite and every copy is done."""
+        return self.result(handle, self.land(self._flying.copy()))
+
+    def result(self, handle: OracleStep, tickets: list[int]) -> StepResult:
+        """Return the result of a step in which the copies of `tickets` between tiers ended."""
+        block_bytes = self._block_bytes
         return StepResult(
             step=handle.plan.step,
             tokens=handle.tokens,
             finite=[True] * len(handle.plan.rows),
-            tickets=[copy.ticket for copy in handle.plan.copies],
+            tickets=[c.ticket for c in handle.plan.copies if c.kind == "device"] + tickets,
+            traffic=Traffic(
+                saved_bytes=self._moved["save"] * block_bytes,
+                loaded_bytes=self._moved["load"] * block_bytes,
+            ),
         )
+
+    def land(self, copies: list[Copy]) -> list[int]:
+        """Do some of the flying copies, in the given order, and return their tickets."""
+        for copy in copies:
+            self._flying.remove(copy)
+            self._moved[copy.kind] += 1
+            self._copy(copy)
+        return [copy.ticket for copy in copies]
 
     def explain(self, slot: int, tokens: "list[int] | array[int]") -> str:
         """Say which cell of the sequence in `slot` is the first that differs from `tokens`."""
@@ -158,6 +183,12 @@ class OracleRunner:
                         f"written under generation {self._writers[group][block][place]}"
                     )
         return "every cell is right"
+
+    def _copy(self, copy: Copy) -> None:
+        source = self._host if copy.kind == "load" else self._memory
+        target = self._host if copy.kind == "save" else self._memory
+        data = source[copy.group][copy.source][: copy.tokens * _CELL]
+        target[copy.group][copy.target][:] = data.ljust(self._block_bytes, b"\xff")
 
     def _append(self, append: TableAppend) -> None:
         self._slots[append.slot].table[append.group].extend(append.blocks)

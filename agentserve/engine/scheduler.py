@@ -1,16 +1,18 @@
 """Which turn computes how many tokens in the next step.
 
-One token budget a step, in this order: decodes, running prefills, new admissions first come first
-served. Nothing that waits holds blocks, and the oldest running turn is never preempted: it can
-take all others' blocks, so a turn that fits the empty pool always gets to run (INV-06).
+One token budget a step, in this order: decodes, running prefills, admissions in the order of the
+fair queue. A turn whose KV comes from the host is admitted, and has rows once the last block has
+arrived; the others run meanwhile. Nothing that waits holds blocks, and the oldest running turn is
+never preempted: it can take all others' blocks, so a turn that fits the empty pool always gets to
+run (INV-06). Background turns run in steps that nobody else wants, in blocks that are free.
 """
 
 from array import array
-from collections import deque
 from dataclasses import dataclass
 
 from agentserve.clock import Clock
 from agentserve.config import EngineSettings
+from agentserve.engine.fairness import TurnQueue
 from agentserve.engine.plan import (
     Copy,
     Row,
@@ -44,12 +46,14 @@ class Scheduler:
         self._kv = kv
         self._clock = clock
         self._budget = settings.token_budget
+        self._background_budget = max(1, settings.token_budget // 4)  # so long somebody else waits
         self._max_running = min(info.max_slots, settings.token_budget)
         self._free_slots = list(reversed(range(info.max_slots)))
         self._generations = [0] * info.max_slots
-        self.waiting: deque[Turn] = deque()
+        self.waiting = TurnQueue(clock, self._is_resident)
         self.running: list[Turn] = []  # oldest first
         self.preemptions = 0
+        self.stall_s = 0.0  # time that admitted turns have waited for copies
         self._step = 0
         self._dropped: list[SlotDrop] = []
         self._added: list[SlotAdd] = []
@@ -57,6 +61,9 @@ class Scheduler:
         self._counts: dict[Turn, int] = {}
         self._admitted: list[Turn] = []
         self._refused: tuple[Turn, int] | None = None  # the queue head, and room when it was tried
+        self._starved = False  # a running turn found no room in this step
+        self._admitting = False  # the plan has turns that the runner does not know yet
+        self.exhausted: list[Turn] = []  # background turns that found no free block
 
     @property
     def step(self) -> int:
@@ -65,7 +72,8 @@ class Scheduler:
 
     def add(self, turn: Turn) -> None:
         """Queue a new turn."""
-        self.waiting.append(turn)
+        self.waiting.add(turn)
+        turn.sequence.chain.idle.queued = turn.arrival
 
     def remove(self, turn: Turn, *, discard: bool = False) -> None:
         """Take a turn that is over out of the batch or the queue."""
@@ -73,31 +81,77 @@ class Scheduler:
             self._leave(turn, discard=discard)
         else:
             self.waiting.remove(turn)
+        turn.sequence.chain.idle.queued = 0
 
     def plan(self) -> Batch | None:
-        """Return the next step, or None when there is nothing to compute and nothing to copy."""
+        """Return the next step, or None when there is nothing to compute and no copy to wait for."""
         self._counts, self._admitted = {}, []
-        budget = self._budget
-        for turn in self.running.copy():
+        self._starved = self._admitting = False
+        self._join()
+        self._pause_background()
+        budget = self._run(self._budget)
+        if not self._starved:
+            self._admit_waiting(budget)
+            self._kv.residency.pump()
+        copies = self._kv.copies.take(self._clock.monotonic())
+        if not self._counts and not copies and not self._kv.copies:
+            return None
+        return self._build(
+            [
+                Copy(c.ticket, c.group, c.source.number, c.target.number, c.tokens, c.kind)
+                for c in copies
+            ]
+        )
+
+    def _run(self, budget: int) -> int:
+        """Give rows to running turns, decodes first; return what is left of the budget."""
+        ready = [turn for turn in self.running if not turn.restoring]
+        for turn in ready:
             if turn.running and turn.pending == 1:
                 budget -= self._schedule(turn, 1)
-        for turn in self.running.copy():
+        for turn in ready:
             if turn.running and turn.pending > 1 and budget > 0:
-                budget -= self._schedule(turn, min(turn.pending, budget))
-        while self.waiting and budget > 0 and len(self.running) < self._max_running:
-            turn = self.waiting[0]
+                budget -= self._schedule(turn, self._share(turn, budget))
+        return budget
+
+    def _share(self, turn: Turn, budget: int) -> int:
+        """Return how many tokens of a prefill come next."""
+        most = min(budget, self._background_budget) if turn.command.background else budget
+        return min(turn.pending, most)
+
+    def _admit_waiting(self, budget: int) -> None:
+        while budget > 0 and len(self.running) < self._max_running:
+            turn = self.waiting.head()
+            if turn is None or (turn.command.background and self.running):
+                break
             if not self._admit(turn):
                 break
-            taken = self._schedule(turn, min(turn.pending, budget))
+            self._admitting = True  # so nobody is preempted any more in this step
+            if turn.restoring:
+                continue
+            taken = self._schedule(turn, self._share(turn, budget))
             if not taken:
                 break
             budget -= taken
-        copies = self._kv.copies.take()
-        if not self._counts and not copies:
-            return None
-        return self._build(
-            [Copy(c.ticket, c.group, c.source.number, c.target.number, c.tokens) for c in copies]
-        )
+
+    def _join(self) -> None:
+        """Let the turns go on whose blocks have all arrived."""
+        now = self._clock.monotonic()
+        for turn in self.running:
+            if turn.restoring and not turn.sequence.chain.loading:
+                turn.restoring = False
+                turn.restore_s += now - turn.admitted_at
+                self.stall_s += now - turn.admitted_at
+
+    def _pause_background(self) -> None:
+        """Take background turns out of the batch when others want to run."""
+        wanted = any(not t.command.background for t in (*self.running, *self.waiting))
+        if wanted:
+            for turn in [turn for turn in self.running if turn.command.background]:
+                self._put_back(turn)
+
+    def _is_resident(self, turn: Turn) -> bool:
+        return self._kv.is_on_device(turn.sequence.chain)
 
     def check(self) -> None:
         """Verify slots and queues. Raises InvariantError."""
@@ -112,8 +166,7 @@ class Scheduler:
             "INV-10: a sequence has two turns",
         )
         ages = [turn.arrival for turn in self.running]
-        ages += [turn.arrival for turn in self.waiting]
-        require(ages == sorted(ages), "INV-09: a turn was overtaken")
+        require(ages == sorted(ages), "INV-06: the oldest running turn is not known")
         for turn in turns:
             require(turn.sequence.turn is turn, "INV-10: a turn and its sequence disagree")
             require(turn.pending >= 0, "INV-04: more KV than tokens")
@@ -123,10 +176,14 @@ class Scheduler:
         """Give `turn` a row of `count` tokens; return the tokens taken from the budget."""
         chain = turn.sequence.chain
         length = chain.length + count
+        if turn.command.background and not self._kv.has_free(chain, length):
+            self.exhausted.append(turn)
+            return 0
         while self._kv.reserve(chain, length) is not None:
-            if self._kv.copies:  # what copies lock is free after this step
+            if self._kv.copies:  # what copies lock is free when they have ended
+                self._starved = True
                 return 0
-            if not self._make_room(turn):
+            if self._admitting or not self._make_room(turn):
                 return 0
         self._announce(turn)
         self._counts[turn] = count
@@ -135,15 +192,15 @@ class Scheduler:
     def _make_room(self, turn: Turn) -> bool:
         """Preempt the youngest; False when that is `turn` itself, which then waits."""
         youngest = self.running[-1]
-        self._preempt(youngest)
+        youngest.preemptions += 1
+        self.preemptions += 1
+        self._put_back(youngest)
         return youngest is not turn
 
-    def _preempt(self, turn: Turn) -> None:
-        turn.lost_from = turn.sequence.chain.length
-        turn.preemptions += 1
-        self.preemptions += 1
+    def _put_back(self, turn: Turn) -> None:
         self._leave(turn)
-        self.waiting.appendleft(turn)
+        self.waiting.put_back(turn)
+        turn.sequence.chain.idle.queued = turn.arrival
 
     def _leave(self, turn: Turn, *, discard: bool = False) -> None:
         chain = turn.sequence.chain
@@ -153,26 +210,35 @@ class Scheduler:
             self._kv.release(chain)
         self._dropped.append(SlotDrop(turn.slot, turn.slot_generation))
         self._free_slots.append(turn.slot)
+        self._appended = [append for append in self._appended if append.slot != turn.slot]
         turn.slot = -1
+        turn.restoring = False
         self.running.remove(turn)
         self._counts.pop(turn, None)
 
     def _admit(self, turn: Turn) -> bool:
         if self._refused == (turn, self._kv.releases):
             return False
-        sequence = turn.sequence
-        cached = self._kv.acquire(sequence.chain, sequence.log, headroom=len(self.running))
+        chain = turn.sequence.chain
+        background = turn.command.background
+        headroom = len(self.running)
+        cached = self._kv.acquire(chain, turn.sequence.log, headroom, evict=not background)
         if isinstance(cached, NoRoom):
             self._refused = (turn, self._kv.releases)
+            if background:
+                self.exhausted.append(turn)
             return False
-        self.waiting.popleft()
+        self.waiting.remove(turn)
+        chain.idle.queued = 0
         self._take_slot(turn)
+        turn.admitted_at = self._clock.monotonic()
+        turn.restoring = chain.loading
         if turn.started_at < 0:
-            turn.started_at = self._clock.monotonic()
-            turn.cached = cached
+            turn.started_at = turn.admitted_at
+            turn.cached, turn.from_host, turn.lost = cached, chain.from_host, chain.lost
             self._admitted.append(turn)
         else:
-            turn.recomputed += max(0, turn.lost_from - cached)
+            turn.recomputed += chain.lost
         return True
 
     def _take_slot(self, turn: Turn) -> None:
@@ -213,6 +279,8 @@ class Scheduler:
             copies=copies,
             rows=rows,
             tokens=tokens.tobytes(),
+            wait=not rows,
+            overdue=self._kv.copies.overdue(self._clock.monotonic()),
         )
         self._dropped, self._added, self._appended = [], [], []
         return Batch(plan, list(self._counts), self._admitted)

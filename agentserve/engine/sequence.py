@@ -7,7 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agentserve.engine.messages import Hint, Submit
+from agentserve.engine.messages import Submit
 from agentserve.kv.chains import Chain
 
 
@@ -33,7 +33,7 @@ class Sequence:
     chain: Chain
     log: "array[int]" = field(default_factory=lambda: array("i"))
     turn: "Turn | None" = None
-    hint: Hint | None = None
+    stall_s: float = 0.0  # time that its turns have waited for copies
     service: float = 0.0  # seconds of engine time charged to it: its virtual time (fairness)
 
 
@@ -57,8 +57,12 @@ class Turn:
     cached: int = 0  # at the first admission
     reported: int = 0  # prefilled tokens told by Progress
     preemptions: int = 0
-    recomputed: int = 0
-    lost_from: int = 0  # KV length when it was preempted
+    recomputed: int = 0  # after preemptions
+    from_host: int = 0  # tokens, at the first admission
+    lost: int = 0  # tokens that had KV before this turn and were found no more
+    admitted_at: float = -1.0  # the last time
+    restoring: bool = False  # admitted, and its blocks are still on their way from the host
+    restore_s: float = 0.0
     fault: str = ""
 
     @property

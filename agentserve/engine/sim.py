@@ -1,7 +1,9 @@
 """Seeded simulation of the whole engine: `python -m agentserve.engine.sim --seeds N [--start S]`.
 
-Each seed makes a small world (pool, context, budget), then random sessions that share prompts,
-cut, fork, cancel and close at any step, with bad commands and failing rows among them. Every
+Each seed makes a small world (tiers, policy, context, budget), then random sessions that share
+prompts, cut, fork, cancel and close at any step, wait, are announced and come back, with bad
+commands and failing rows among them. Copies between the tiers end late and out of order, their
+completions get lost or come twice, and host copies vanish. Every
 session has a reference, its token list; every token of every turn must be the one that
 `oracle_next` gives for that list alone, whatever else runs. Invariants are checked after each step.
 A failing seed is printed with the command that replays it.
@@ -26,7 +28,10 @@ from agentserve.engine.messages import (
     Finished,
     Fork,
     Hint,
+    Inspect,
+    Inspected,
     Progress,
+    Promote,
     Refused,
     Started,
     Stats,
@@ -36,6 +41,8 @@ from agentserve.engine.messages import (
 from agentserve.engine.oracle import oracle_next
 from agentserve.engine.plan import pack
 from agentserve.engine.simworld import FaultyRunner, Grammars, World
+from agentserve.kv.chains import KvCache
+from agentserve.kv.policy import make_policy
 
 INJECTED = {
     "refusals": " (expected: of bad commands that were injected, and of what cannot fit)",
@@ -80,7 +87,15 @@ class Simulation:
             max_waiting=self.world.max_waiting,
             check_invariants=True,
         )
-        self.engine = Engine(self.runner, self.clock, settings, Grammars(self.world.vocab_size))
+        self.kv = KvCache(
+            self.runner.info.identity,
+            self.world.num_blocks,
+            self.world.block_size,
+            host_blocks=self.world.host_blocks,
+            policy=make_policy(self.world.policy),
+        )
+        grammars = Grammars(self.world.vocab_size)
+        self.engine = Engine(self.runner, self.clock, settings, grammars, self.kv)
         self.counts: Counter[str] = Counter()
         self._sessions: dict[int, Reference] = {}
         self._open: dict[int, Reference] = {}
@@ -94,7 +109,10 @@ class Simulation:
             (1, self._close),
             (2, self._cancel),
             (2, self._bad_command),
-            (1, self._hint),
+            (3, self._hint),
+            (3, self._promote),
+            (1, self._inspect),
+            (1, self._lose_host_copy),
         ]
 
     def run(self) -> None:
@@ -111,7 +129,19 @@ class Simulation:
         expect(not self._open, "INV-08: turns did not end")
         expect(stats.blocks_locked == 0, "INV-07: blocks are locked when nothing runs")
         expect(stats.running == stats.waiting == 0, "INV-07: turns are left")
-        self.counts.update(evictions=stats.evictions, preemptions=stats.preemptions)
+        expect(stats.host_locked == stats.copies_in_flight == 0, "INV-07: copies are left")
+        self.counts.update(
+            {
+                "evictions": stats.evictions,
+                "preemptions": stats.preemptions,
+                "host evictions": stats.host_evictions,
+                "stale completions": stats.stale_completions,
+            }
+        )
+        self.counts.update({f"lost: {reason}": count for reason, count in stats.lost.items()})
+        block_bytes = self.runner.info.groups[0].block_bytes
+        self.counts["saves"] += stats.saved_bytes // block_bytes
+        self.counts["loads"] += stats.loaded_bytes // block_bytes
 
     # Actions
 
@@ -126,6 +156,7 @@ class Simulation:
         keep = self._keep(session)
         new = self._new_tokens(keep)
         anew = self.rng.randint(0, 1) if keep == 0 else 0
+        max_tokens = self.rng.choice((0, 1, 3, 10, 20, 60))
         command = Submit(
             turn=self._number(),
             sequence=session.sequence,
@@ -133,10 +164,11 @@ class Simulation:
             keep=keep,
             tokens=pack(new),
             namespace=session.namespace,
-            max_tokens=self.rng.choice((0, 1, 3, 10, 20, 60)),
+            max_tokens=max_tokens,
             stop_ids=self.rng.sample(range(self.world.vocab_size), self.rng.randint(0, 1)),
             grammar=self.rng.choice((None, None, None, "even", "breaks:2")),
             force=pack(self._tokens(0, 5)) if self.rng.random() < 0.3 else b"",
+            background=max_tokens == 0 and self.rng.random() < 0.7,
         )
         self._send(session, command, session.tokens[:keep] + new)
 
@@ -154,10 +186,11 @@ class Simulation:
 
     def _step(self) -> None:
         self.clock.advance(self.rng.random())
-        busy = self.engine.busy
+        issued, busy = self.engine.stats().step, bool(self._open)
         events = self.engine.step()
         self.counts["steps"] += 1
-        expect(bool(events) or not busy, "INV-06: turns are open and nothing happens")
+        happened = bool(events) or self.engine.stats().step > issued
+        expect(happened or not busy, "INV-06: turns are open and nothing happens")
         for event in events:
             self._see(event)
         expect(not self._expected, f"no refusal came for {self._expected}")
@@ -188,7 +221,20 @@ class Simulation:
         self.engine.apply(Cancel(turn))
 
     def _hint(self) -> None:
-        self.engine.apply(Hint(self.rng.randint(0, self._next), 1.0, "keep"))
+        tools = self.rng.sample(("grep", "shell:make", "ask"), self.rng.randint(0, 2))
+        expected = self.rng.choice((None, 0.0, 1.0, 1e9))
+        kv = self.rng.choice(("auto", "auto", "device", "host", "drop"))
+        self.engine.apply(Hint(self.rng.randint(0, self._next), tools, expected, kv))
+
+    def _promote(self) -> None:
+        begin = self.rng.random() < 0.8
+        self.engine.apply(Promote(self.rng.randint(0, self._next), begin=begin))
+
+    def _inspect(self) -> None:
+        self.engine.apply(Inspect(7, [*self._sessions, -1]))
+
+    def _lose_host_copy(self) -> None:
+        self.counts["host copies lost"] += self.kv.residency.drop_host(self.rng.choice)
 
     def _bad_command(self) -> None:
         session = self._pick()
@@ -246,11 +292,16 @@ class Simulation:
         elif isinstance(event, Started):
             total = len(self._session(event.turn).tokens)
             expect(event.cached + event.computed == total, f"{event} for {total} tokens")
-            expect(event.computed >= 1 and event.cached >= 0, str(event))
+            expect(event.computed >= 1 and 0 <= event.host <= event.cached, str(event))
+            expect(event.lost < event.computed, str(event))
             self.counts.update(cached=event.cached, computed=event.computed)
+            self.counts["from host"] += event.host
         elif isinstance(event, Progress):
             self._session(event.turn)
             expect(0 < event.done <= event.total, str(event))
+        elif isinstance(event, Inspected):
+            for each in event.sequences:
+                expect(max(each.device, each.host) <= each.tokens, str(each))
         else:
             expect(isinstance(event, Stats), f"an unexpected event: {event}")
 
@@ -282,7 +333,8 @@ class Simulation:
             and event.stop_id == self._next_token(session, command),
             "length": session.generated == command.max_tokens > 0,
             "context": self._full(length),
-            "prefilled": command.max_tokens == 0 and event.kv_length == length,
+            "prefilled": command.max_tokens == 0
+            and (event.kv_length == length or command.background),
             "cancelled": session.cancelled,
             "error": "finite" in event.message or (command.grammar or "").startswith("breaks"),
         }

@@ -7,6 +7,7 @@ import msgspec
 from agentserve.engine.oracle import OracleRunner, OracleStep
 from agentserve.engine.plan import StepResult
 from agentserve.engine.sequence import Matcher
+from agentserve.kv.policy import POLICIES
 
 
 class World(msgspec.Struct, frozen=True):
@@ -14,6 +15,8 @@ class World(msgspec.Struct, frozen=True):
 
     block_size: int
     num_blocks: int
+    host_blocks: int
+    policy: str
     max_context: int
     max_slots: int
     vocab_size: int
@@ -22,6 +25,8 @@ class World(msgspec.Struct, frozen=True):
     sessions: int
     actions: int
     fault_rate: float
+    copy_rate: float  # chance that a copy in flight ends with a step
+    trouble_rate: float  # chance that its completion is lost, or comes twice
 
     @classmethod
     def draw(cls, rng: random.Random) -> "World":
@@ -30,6 +35,8 @@ class World(msgspec.Struct, frozen=True):
         return cls(
             block_size=rng.choice((1, 2, 3, 4, 8)),
             num_blocks=rng.randint(4, 20),
+            host_blocks=rng.choice((0, rng.randint(1, 6), rng.randint(7, 60))),
+            policy=rng.choice(POLICIES + POLICIES[2:]),
             max_context=rng.randint(24, 120),
             max_slots=slots,
             vocab_size=rng.choice((3, 16, 64)),
@@ -38,11 +45,15 @@ class World(msgspec.Struct, frozen=True):
             sessions=rng.choice((1, 4, 6, 8, 10)),
             actions=rng.randint(40, 300),
             fault_rate=rng.choice((0.0, 0.0, 0.01)),
+            copy_rate=rng.choice((1.0, 0.7, 0.2)),
+            trouble_rate=rng.choice((0.0, 0.0, 0.05)),
         )
 
 
 class FaultyRunner(OracleRunner):
-    """An oracle that fails rows at random: not finite, and what they wrote is garbage."""
+    """An oracle that fails rows at random (not finite, and what they wrote is garbage), and whose
+    copies between tiers end at any later step, in any order; completions get lost or come twice.
+    """
 
     def __init__(self, world: World, rng: random.Random) -> None:
         super().__init__(
@@ -51,22 +62,37 @@ class FaultyRunner(OracleRunner):
             num_blocks=world.num_blocks,
             max_context=world.max_context,
             max_slots=world.max_slots,
+            host_blocks=world.host_blocks,
         )
         self._rng = rng
-        self._rate = world.fault_rate
+        self._world = world
+        self._landed: set[int] = set()
         self.faults = 0
 
     def collect(self, handle: OracleStep) -> StepResult:
         """Return the oracle's result with some rows failed."""
-        result = super().collect(handle)
+        result = self.result(handle, self._tickets(handle))
         finite = []
         for row in handle.plan.rows:
-            good = self._rng.random() >= self._rate
+            good = self._rng.random() >= self._world.fault_rate
             if not good:
                 self.faults += 1
                 self.write(row.slot, row.start, [-7] * row.count)
             finite.append(good)
         return msgspec.structs.replace(result, finite=finite)
+
+    def _tickets(self, handle: OracleStep) -> list[int]:
+        """Let some copies end and return what is reported: late, out of order, lost or repeated."""
+        rng, world = self._rng, self._world
+        done = [copy for copy in self._flying if rng.random() < world.copy_rate]
+        rng.shuffle(done)
+        tickets = self.land(done)
+        self._landed.update(tickets)
+        if world.trouble_rate:
+            tickets = [ticket for ticket in tickets if rng.random() >= world.trouble_rate]
+            if self._landed and rng.random() < world.trouble_rate:
+                tickets.append(rng.choice(sorted(self._landed)))
+        return tickets + [ticket for ticket in handle.plan.overdue if ticket in self._landed]
 
 
 class EvenTokens:

@@ -3,14 +3,16 @@
 A *logical block* is the immutable record of one full run of tokens; it has at most one copy per
 tier. A *tail* is the private, still growing run at the end of one sequence. A *slot* is the memory
 of one block in one tier. Sequences name blocks and tails; slot numbers exist only in step plans.
+A block is *owned* while an open sequence names it.
 
 Invariants, verified by `BlockPool.check`:
  1. Each slot is free (no holder), cached (a holder, no locks) or locked; the three counts add up
     to the total (INV-01), and the free list names each free slot once (INV-02).
  2. Holder and slot name each other (INV-02).
- 3. The parent of a resident holder is resident in the same tier, and a slot's dependents are the
-    resident holders that hang from it (INV-02).
- 4. Every evictable slot (cached, without dependents) is queued for eviction (INV-06).
+ 3. What a holder's slot hangs from is resident in the same tier, and a slot's dependents are the
+    slots that hang from it (INV-02).
+ 4. Every evictable slot (cached, without dependents) that nobody owns is queued for eviction; the
+    owned ones are found through the sequences that name them (INV-06).
  5. The sum of filled tokens is exact; no slot holds more than a block (INV-03).
 
 Only the pool changes lock counts. What `take` and `lock` return must be given back by `unlock`.
@@ -42,10 +44,11 @@ class NoRoom:
 class Block:
     """What can hold a slot: a place in a sequence that hangs from `parent`, with its copies."""
 
-    __slots__ = ("copies", "parent")
+    __slots__ = ("copies", "owners", "parent")
 
     def __init__(self, parent: "LogicalBlock | None") -> None:
         self.parent = parent
+        self.owners = 0  # open sequences that name it
         self.copies: dict[str, Slot] = {}  # at most one per tier
 
 
@@ -83,12 +86,17 @@ class Tail(Block):
     def __init__(self, parent: LogicalBlock | None, valid_tokens: int = 0) -> None:
         super().__init__(parent)
         self.valid_tokens = valid_tokens
+        self.owners = 1
 
 
 class Slot:
-    """Memory of one block. `generation` counts the holders that it has had."""
+    """Memory of one block. `generation` counts the holders that it has had.
+
+    `parent` is what the holder hangs from in this tier. While `arriving`, a copy still fills it.
+    """
 
     __slots__ = (
+        "arriving",
         "dependents",
         "doomed",
         "generation",
@@ -96,6 +104,7 @@ class Slot:
         "last_used",
         "locks",
         "number",
+        "parent",
         "queued",
         "tokens",
     )
@@ -104,6 +113,8 @@ class Slot:
         self.number = number
         self.generation = 0
         self.holder: Block | None = None
+        self.parent: LogicalBlock | None = None
+        self.arriving = False
         self.locks = 0
         self.dependents = 0
         self.last_used = 0
@@ -118,7 +129,10 @@ class Slot:
 
 
 class BlockPool:
-    """The slots of one tier for one KV group. Evicts leaves first, then least recently used."""
+    """The slots of one tier for one KV group. Evicts leaves first, then least recently used.
+
+    By itself it evicts only what nobody owns; `evict` is for those who know the owners.
+    """
 
     def __init__(
         self, tier: str, total: int, block_size: int, on_clear: Callable[[Block], None]
@@ -152,16 +166,17 @@ class BlockPool:
         return self.total - self.locked
 
     def take(self, holder: Block) -> Slot | NoRoom:
-        """Give `holder` a slot, locked once, evicting if no slot is free."""
-        if not self._free and not self._evict():
+        """Give `holder` a slot, locked once; if none is free, evicts one that nobody owns."""
+        if not self._free and not self.evict_unowned():
             return NoRoom(1, 0)
         slot = self._slots[self._free.pop()]
         slot.generation += 1
         slot.holder = holder
+        slot.parent = holder.parent
         slot.locks = 1
         self.locked += 1
         holder.copies[self.tier] = slot
-        self._hang(holder.parent)
+        self._hang(slot.parent)
         return slot
 
     def lock(self, holder: Block) -> Slot:
@@ -190,7 +205,7 @@ class BlockPool:
         slot.last_used = self._tick
         if slot.doomed:
             self._clear(slot)
-        elif not slot.dependents:
+        else:
             self._enqueue(slot)
 
     def unlock_all(self, holders: Iterable[Block]) -> None:
@@ -221,15 +236,41 @@ class BlockPool:
         slot = tail.copies.pop(self.tier)
         slot.holder = block
         block.copies[self.tier] = slot
-        self._hang(block.parent)
-        self._unhang(tail.parent)
+        self._move(slot, block.parent)
         self.fill(block, self.block_size)
 
     def rehang(self, holder: Tail, parent: LogicalBlock | None) -> None:
-        """Make a resident tail depend on `parent` instead."""
-        self._hang(parent)
-        self._unhang(holder.parent)
-        holder.parent = parent
+        """Make the copy of a tail depend on `parent`, which is resident, instead."""
+        self._move(holder.copies[self.tier], parent)
+
+    def disowned(self, holder: Block) -> None:
+        """Note that nobody owns `holder` any more: its copy may be evicted before others."""
+        slot = holder.copies.get(self.tier)
+        if slot is not None:
+            self._enqueue(slot)
+
+    def evict(self, holder: Block) -> None:
+        """Give up the copy of `holder`, which must be evictable."""
+        slot = holder.copies[self.tier]
+        require(slot.evictable, f"INV-05: slot {slot.number} is evicted while it is needed")
+        self.evictions += 1
+        self._clear(slot)
+
+    def evict_unowned(self) -> bool:
+        """Evict the least recently used leaf that nobody owns; False when there is none."""
+        while self._queue:
+            last_used, number = heapq.heappop(self._queue)
+            slot = self._slots[number]
+            slot.queued = False
+            if not slot.evictable or _owned(slot):
+                continue
+            if slot.last_used != last_used:  # used since it was queued
+                self._enqueue(slot)
+                continue
+            self.evictions += 1
+            self._clear(slot)
+            return True
+        return False
 
     def check(self) -> None:
         """Verify the invariants of this module; cost grows with the pool. Raises InvariantError."""
@@ -247,12 +288,16 @@ class BlockPool:
         dependents = [0] * self.total
         for slot in holders:
             self._check_holder(slot)
-            if slot.holder is not None and slot.holder.parent is not None:
-                dependents[slot.holder.parent.copies[self.tier].number] += 1
+            if slot.parent is not None:
+                dependents[slot.parent.copies[self.tier].number] += 1
         for slot in slots:
             where = f"slot {slot.number}"
             require(slot.dependents == dependents[slot.number], f"INV-02: dependents of {where}")
-            require(slot.queued or not slot.evictable, f"INV-06: {where} can never be evicted")
+            require(
+                slot.queued or _owned(slot) or not slot.evictable,
+                f"INV-06: {where} can never be evicted",
+            )
+            require(not slot.arriving or slot.locks > 0, f"INV-05: {where} is filled and not locked")
             require(
                 slot.holder is not None or not (slot.locks or slot.tokens or slot.doomed),
                 f"INV-02: free {where} is in use",
@@ -267,9 +312,8 @@ class BlockPool:
         )
         require(slot.tokens <= self.block_size, f"INV-03: {where} is more than full")
         require(not slot.doomed or slot.locks > 0, f"INV-02: doomed {where} was not freed")
-        parent = holder.parent if holder is not None else None
         require(
-            parent is None or self.tier in parent.copies,
+            slot.parent is None or self.tier in slot.parent.copies,
             f"INV-02: the parent of what {where} holds is not resident",
         )
 
@@ -283,25 +327,15 @@ class BlockPool:
             slot.dependents -= 1
             self._enqueue(slot)
 
+    def _move(self, slot: Slot, parent: LogicalBlock | None) -> None:
+        self._hang(parent)
+        self._unhang(slot.parent)
+        slot.parent = parent
+
     def _enqueue(self, slot: Slot) -> None:
-        if slot.evictable and not slot.queued:
+        if not slot.queued and slot.evictable and not _owned(slot):
             slot.queued = True
             heapq.heappush(self._queue, (slot.last_used, slot.number))
-
-    def _evict(self) -> bool:
-        while self._queue:
-            last_used, number = heapq.heappop(self._queue)
-            slot = self._slots[number]
-            slot.queued = False
-            if not slot.evictable:
-                continue
-            if slot.last_used != last_used:  # used since it was queued
-                self._enqueue(slot)
-                continue
-            self.evictions += 1
-            self._clear(slot)
-            return True
-        return False
 
     def _clear(self, slot: Slot) -> None:
         holder = slot.holder
@@ -309,9 +343,14 @@ class BlockPool:
             return
         self.fill(holder, 0)
         slot.holder = None
-        slot.doomed = False
+        slot.doomed = slot.arriving = False
         del holder.copies[self.tier]
-        self._unhang(holder.parent)
+        self._unhang(slot.parent)
+        slot.parent = None
         self._free.append(slot.number)
         self.releases += 1
         self._on_clear(holder)
+
+
+def _owned(slot: Slot) -> bool:
+    return slot.holder is not None and slot.holder.owners > 0

@@ -20,34 +20,16 @@ Invariants, verified by `KvCache.check`:
 from array import array
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from agentserve.kv.blocks import Block, BlockPool, LogicalBlock, NoRoom, Tail, require
-from agentserve.kv.copies import CopyQueue
-from agentserve.kv.lookup import TIER, Found, GroupChain, find
+from agentserve.kv.copies import DEVICE, HOST, TIERS, CopyQueue
+from agentserve.kv.lookup import Chain, Found, GroupChain, find
+from agentserve.kv.policy import Idle, Policy, make_policy
 from agentserve.kv.prefix import PrefixIndex, sha256
+from agentserve.kv.residency import Residency
+from agentserve.kv.tiers import Group, on_device, ready
 
-
-@dataclass(slots=True, eq=False)
-class Chain:
-    """The KV of one sequence. `length` tokens of it were computed and may still be resident."""
-
-    namespace: str
-    groups: list[GroupChain]
-    length: int = 0
-    active: bool = False
-    acquired: int = 0  # length when it became active: what this turn did not compute
-    capacity: int = 0  # tokens that fit the blocks it has
-
-
-class _Group:
-    """Pool and index of one KV group."""
-
-    def __init__(
-        self, identity: str, num_blocks: int, block_size: int, digest: Callable[[bytes], bytes]
-    ) -> None:
-        self.index = PrefixIndex(identity, digest)
-        self.pool = BlockPool(TIER, num_blocks, block_size, self.index.cleared)
+__all__ = ["Chain", "KvCache"]
 
 
 class KvCache:
@@ -59,39 +41,67 @@ class KvCache:
         num_blocks: int,
         block_size: int,
         groups: int = 1,
+        host_blocks: int = 0,
+        policy: Policy | None = None,
         digest: Callable[[bytes], bytes] = sha256,
     ) -> None:
+        policy = policy or make_policy("lru+host")
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self._groups = [_Group(identity, num_blocks, block_size, digest) for _ in range(groups)]
-        self._chains: set[Chain] = set()
-        self.copies = CopyQueue(self.pools)
+        host_blocks = host_blocks if policy.uses_host else 0
+        self._groups = [
+            Group(PrefixIndex(identity, digest), block_size, num_blocks, host_blocks)
+            for _ in range(groups)
+        ]
+        self.copies = CopyQueue({DEVICE: self.pools, HOST: self.host_pools})
+        self.residency = Residency(self._groups, self.copies, policy)
+        self._chains = self.residency.chains
 
     @property
     def pools(self) -> list[BlockPool]:
-        """One pool per KV group."""
-        return [group.pool for group in self._groups]
+        """The device's pool of each KV group."""
+        return [group.device for group in self._groups]
+
+    @property
+    def host_pools(self) -> list[BlockPool]:
+        """The host's pool of each KV group."""
+        return [group.host for group in self._groups]
 
     @property
     def releases(self) -> int:
         """A number that changes whenever room may have grown."""
-        return sum(group.pool.releases for group in self._groups)
+        return sum(pool.releases for group in self._groups for pool in group.pools)
 
     def blocks_for(self, tokens: int) -> int:
         """Return how many blocks hold `tokens` tokens."""
         return -(-tokens // self.block_size)
 
+    def is_on_device(self, chain: Chain) -> bool:
+        """Whether nothing of an idle chain would have to be loaded or computed again."""
+        holders = chain.groups[0].holders()
+        return bool(holders) and on_device(holders[-1])
+
+    def has_free(self, chain: Chain, length: int) -> bool:
+        """Whether an active chain can grow to `length` tokens at nobody's cost."""
+        return all(
+            self.blocks_for(length) - len(part.holders()) <= pool.free
+            for part, pool in zip(chain.groups, self.pools, strict=True)
+        )
+
     def open(self, namespace: str) -> Chain:
         """Return an empty chain."""
-        chain = Chain(namespace, [GroupChain() for _ in self._groups])
+        chain = Chain(namespace, [GroupChain() for _ in self._groups], Idle(namespace, 0.0))
         self._chains.add(chain)
         return chain
 
     def close(self, chain: Chain) -> None:
         """Forget the chain; its tail is freed, its full blocks stay for others to find."""
         self.release(chain)
+        self.residency.started(chain)
         for part, group in zip(chain.groups, self._groups, strict=True):
-            _drop_tails(part, group.pool)
+            _drop_tails(part, group)
+            group.disown(reversed(part.blocks))
+            part.blocks = []
         self._chains.discard(chain)
 
     def cut(self, chain: Chain, keep: int) -> None:
@@ -103,15 +113,16 @@ class KvCache:
         full, rest = divmod(keep, self.block_size)
         for part, group in zip(chain.groups, self._groups, strict=True):
             if full < len(part.blocks):
-                _drop_tails(part, group.pool)
+                _drop_tails(part, group)
                 part.branch = part.blocks[full] if rest else None
+                gone = part.blocks[full:]
                 del part.blocks[full:]
+                group.disown(reversed(gone))
             elif not rest:
-                _drop_tails(part, group.pool)
+                _drop_tails(part, group)
                 part.branch = None
             elif part.tail is not None:
-                part.tails[0].valid_tokens = rest
-                group.pool.fill(part.tails[0], rest)
+                group.trim(part.tail, rest)
 
     def fork(self, chain: Chain, keep: int) -> Chain:
         """Return an idle chain with the first `keep` tokens; full blocks are shared, a tail copied.
@@ -121,23 +132,30 @@ class KvCache:
         child = self.open(chain.namespace)
         child.length = min(keep, chain.length)
         full, rest = divmod(child.length, self.block_size)
-        for part, twig in zip(chain.groups, child.groups, strict=True):
+        for part, twig, group in zip(chain.groups, child.groups, self._groups, strict=True):
             twig.blocks = part.blocks[:full]
+            group.own(twig.blocks)
             twig.straight = part.straight
             if rest:
                 twig.branch = part.blocks[full] if full < len(part.blocks) else part.branch
         if rest and child.groups[0].branch is None and not self._copy_tails(chain, child, rest):
             self.cut(child, full * self.block_size)
+        self.residency.ended(child)
         return child
 
-    def acquire(self, chain: Chain, tokens: "array[int]", headroom: int = 0) -> int | NoRoom:
+    def acquire(
+        self, chain: Chain, tokens: "array[int]", headroom: int = 0, *, evict: bool = True
+    ) -> int | NoRoom:
         """Make `chain` active for a turn over `tokens` and return how many of them have KV.
 
-        At most len(tokens) - 1, so that there is a row to sample from. Locks the resident prefix,
-        goes on by prefix hits, and copies what it needs of a block that it shares. NoRoom, and
-        nothing changed, unless there is room for all of `tokens` with `headroom` blocks left over.
+        At most len(tokens) - 1, so that there is a row to sample from. Locks the prefix that is in
+        some tier, goes on by prefix hits, copies what it needs of a block that it shares, and loads
+        in token order what is in the host tier only: until that has arrived (`chain.loading`) no
+        step may name the chain. NoRoom, and nothing locked, unless there is room for all of
+        `tokens` with `headroom` blocks left over; without `evict`, room that is free already.
         """
         require(not chain.active, "INV-10: a running chain is acquired")
+        before = min(chain.length, len(tokens) - 1)
         self.cut(chain, len(tokens) - 1)
         found = [
             find(part, group.index, chain.namespace, tokens, self.block_size)
@@ -151,10 +169,17 @@ class KvCache:
             found, short = self._shorten(found, length, wanted)
         if short > 0:
             return NoRoom(wanted, wanted - short)
+        if not evict and not self._are_free(wanted, found):
+            return NoRoom(wanted, 0)
+        if not self._make_room(chain, found):
+            return NoRoom(wanted, 0)
+        self.residency.started(chain)
         chain.active = True
+        chain.from_host = 0
         for number in range(len(self._groups)):
-            length = min(length, self._adopt(number, chain.groups[number], found[number]))
+            length = min(length, self._adopt(number, chain, found[number]))
         chain.length = chain.acquired = length
+        chain.lost = max(0, before - length)
         self._measure(chain)
         return length
 
@@ -166,11 +191,14 @@ class KvCache:
         if length <= chain.capacity:
             return None
         missing: NoRoom | None = None
-        for part, group in zip(chain.groups, self._groups, strict=True):
+        for number, group in enumerate(self._groups):
+            part = chain.groups[number]
+            new = self.blocks_for(length) - len(part.blocks) - len(part.tails)
+            self.residency.make_room(number, new)
             while missing is None and self._capacity(part) < length:
                 first = part.blocks[-1] if part.blocks and not part.tails else None
                 tail = Tail(first)
-                slot = group.pool.take(tail)
+                slot = group.device.take(tail)
                 if isinstance(slot, NoRoom):
                     missing = slot
                 else:
@@ -187,8 +215,8 @@ class KvCache:
                 self._seal(chain, part, group, tokens)
                 rest -= self.block_size
             if rest:
+                group.device.fill(part.tails[0], rest)
                 part.tails[0].valid_tokens = rest
-                group.pool.fill(part.tails[0], rest)
         chain.length = length
 
     def announce(self, chain: Chain) -> list[list[int]]:
@@ -202,7 +230,7 @@ class KvCache:
                 continue
             holders: list[Block] = [*part.blocks[known:]]
             holders += part.tails[max(0, known - len(part.blocks)) :]
-            news.append([holder.copies[TIER].number for holder in holders])
+            news.append([holder.copies[DEVICE].number for holder in holders])
         return news
 
     def release(self, chain: Chain) -> None:
@@ -211,15 +239,17 @@ class KvCache:
             return
         chain.active = False
         chain.capacity = 0
+        chain.arriving.clear()
         for part, group in zip(chain.groups, self._groups, strict=True):
-            pool = group.pool
-            pool.unlock_all((*part.blocks, *part.aside, *part.tails))
+            group.device.unlock_all((*part.blocks, *part.aside, *part.tails))
             part.aside.clear()
             part.announced = 0
             for tail in part.tails:
                 if not tail.valid_tokens:
-                    pool.drop(tail)
+                    group.drop(tail)
             part.tails = [tail for tail in part.tails if tail.valid_tokens]
+        chain.idle.tokens = chain.length
+        self.residency.ended(chain)
 
     def discard(self, chain: Chain) -> None:
         """End a turn whose step failed: what it wrote is never used again."""
@@ -234,28 +264,38 @@ class KvCache:
         self.cut(chain, kept * self.block_size)
         for blocks, group in zip(written, self._groups, strict=True):
             for block in reversed(blocks):
-                if block.copies[TIER].evictable:
-                    group.pool.drop(block)
+                for pool in group.pools:
+                    slot = block.copies.get(pool.tier)
+                    if slot is not None and slot.evictable:
+                        pool.drop(block)
 
     def check(self) -> None:
         """Verify the invariants of kv; cost grows with pools and chains. Raises InvariantError."""
         for number, group in enumerate(self._groups):
-            group.pool.check()
             group.index.check()
-            expected = Counter(self.copies.locked(number))
+            owners: Counter[LogicalBlock] = Counter()
+            expected = {tier: Counter(self.copies.locked(tier, number)) for tier in TIERS}
             tails: set[Tail] = set()
             for chain in self._chains:
                 part = chain.groups[number]
+                owners.update(part.blocks)
                 if chain.active:
-                    named = [h.copies[TIER] for h in (*part.blocks, *part.aside, *part.tails)]
-                    expected.update(named)
+                    named = [h.copies[DEVICE] for h in (*part.blocks, *part.aside, *part.tails)]
+                    expected[DEVICE].update(named)
                     _check_active(part, self.block_size)
                 require(tails.isdisjoint(part.tails), "INV-04: a tail belongs to two chains")
                 tails.update(part.tails)
+            for pool in group.pools:
+                pool.check()
+                locks = expected[pool.tier]
+                require(
+                    pool.locked == len(locks)
+                    and all(slot.locks == count for slot, count in locks.items()),
+                    "INV-02: locks differ from the turns and copies in flight",
+                )
             require(
-                group.pool.locked == len(expected)
-                and all(slot.locks == count for slot, count in expected.items()),
-                "INV-02: locks differ from the turns and copies in flight",
+                all(block.owners == count for block, count in owners.items()),
+                "INV-02: owners differ from the sequences that name a block",
             )
         for chain in self._chains:
             fits = chain.length <= chain.capacity or not chain.active
@@ -275,75 +315,129 @@ class KvCache:
         pairs = zip(found, self.pools, strict=True)
         return found, max(f.missing(pool, wanted) for f, pool in pairs)
 
-    def _adopt(self, number: int, part: GroupChain, found: Found) -> int:
-        pool = self._groups[number].pool
-        index = self._groups[number].index
+    def _are_free(self, wanted: int, found: list[Found]) -> bool:
+        return all(
+            wanted - len(f.holders()) + f.absent() <= pool.free
+            for f, pool in zip(found, self.pools, strict=True)
+        )
+
+    def _make_room(self, chain: Chain, found: list[Found]) -> bool:
+        """Free the device slots that `found` needs at once, at the cost of nothing in it."""
+        held: list[tuple[BlockPool, Block]] = []
+        for group, f in zip(self._groups, found, strict=True):
+            held += [(p, h) for h in f.holders() for p in group.pools if p.tier in h.copies]
+        for pool, holder in held:
+            pool.lock(holder)
+        fits = all(
+            self.residency.make_room(number, f.absent()) for number, f in enumerate(found)
+        )
+        for pool, holder in held:
+            pool.unlock(holder.copies[pool.tier])
+        return fits
+
+    def _adopt(self, number: int, chain: Chain, found: Found) -> int:
+        part, group = chain.groups[number], self._groups[number]
+        group.own(found.blocks)
+        group.disown(reversed(part.blocks))
         part.blocks = found.blocks
         part.branch = None
         part.straight = True
-        pool.lock_all(found.blocks)
+        source, count = found.source, found.count
+        tail = source if isinstance(source, Tail) else None
+        for holder in (*found.blocks, *([tail] if tail is not None else ())):
+            self._bring(chain, number, holder)
         for block in found.blocks:
             if not block.indexed:
-                index.intern(block)
-        last = found.blocks[-1] if found.blocks else None
-        source, count = found.source, found.count
-        if isinstance(source, Tail):
-            pool.lock(source)
-            pool.rehang(source, last)
-            source.valid_tokens = count
-            pool.fill(source, count)
+                group.index.intern(block)
+        if tail is not None:
+            group.trim(tail, count)
+            group.host.drop(tail)  # it goes stale with the first token that is written
         else:
-            _drop_tails(part, pool)
-            if source is not None and not self._branch(number, part, source, count):
+            _drop_tails(part, group)
+            if source is not None and not self._branch(number, chain, part, source, count):
                 count = 0
         return len(found.blocks) * self.block_size + count
 
-    def _branch(self, number: int, part: GroupChain, source: Block, count: int) -> bool:
+    def _bring(self, chain: Chain, number: int, holder: Block) -> None:
+        """Lock a block or tail of an active chain on the device, loading it if it is not there."""
+        group = self._groups[number]
+        part = chain.groups[number]
+        if isinstance(holder, Tail):
+            holder.parent = part.blocks[-1] if part.blocks else None
+            if HOST in holder.copies:  # nothing is written to what a save still reads
+                chain.await_slot(holder.copies[HOST])
+        if on_device(holder):
+            slot = group.device.lock(holder)
+            if isinstance(holder, Tail):
+                group.device.rehang(holder, holder.parent)
+        else:
+            require(self.residency.load(chain, number, holder), "INV-06: no room to load")
+            slot = holder.copies[DEVICE]
+            chain.from_host += slot.tokens if number == 0 else 0
+        chain.await_slot(slot)
+
+    def _branch(
+        self, number: int, chain: Chain, part: GroupChain, source: Block, count: int
+    ) -> bool:
         """Start a tail with the first `count` tokens of `source`; False without room."""
-        pool = self._groups[number].pool
+        group = self._groups[number]
+        here = ready(source.copies.get(DEVICE))
+        pool = group.device if here else group.host
+        if not ready(source.copies.get(pool.tier)):
+            return False
         origin = pool.lock(source)
         tail = Tail(part.blocks[-1] if part.blocks else None, count)
-        target = pool.take(tail)
+        target = group.device.take(tail)
         if isinstance(target, NoRoom):
             pool.unlock(origin)
             return False
         part.tails.append(tail)
-        pool.lock(tail)  # once for the chain, once for the copy
-        pool.fill(tail, count)
-        self.copies.issue(number, origin, target, count)
+        group.device.lock(tail)  # once for the chain, once for the copy
+        group.device.fill(tail, count)
+        self.copies.issue("device" if here else "load", number, (origin, target), count)
+        if not here:  # a copy on the device is done before the rows of the same step
+            chain.from_host += count if number == 0 else 0
+            chain.loaded += 1
+            chain.await_slot(target)
         return True
 
     def _copy_tails(self, chain: Chain, child: Chain, count: int) -> bool:
         """Copy the tail's first `count` tokens in every group; False when one cannot be."""
         for number, (part, twig) in enumerate(zip(chain.groups, child.groups, strict=True)):
-            if part.tail is None:
+            if part.tail is None or not self.residency.make_room(number, 1):
                 return False
-            if not self._branch(number, twig, part.tails[0], count):
+            parent = twig.blocks[-1] if twig.blocks else None
+            if parent is not None and not on_device(parent):
                 return False
-            pool = self._groups[number].pool
-            pool.unlock(twig.tails[0].copies[TIER])  # the child is idle: only the copy locks
+            if not self._branch(number, child, twig, part.tails[0], count):
+                return False
+            device = self._groups[number].device
+            device.unlock(twig.tails[0].copies[DEVICE])  # the child is idle: only the copy locks
+        child.arriving.clear()
         return True
 
-    def _seal(self, chain: Chain, part: GroupChain, group: _Group, tokens: "array[int]") -> None:
+    def _seal(self, chain: Chain, part: GroupChain, group: Group, tokens: "array[int]") -> None:
         start = len(part.blocks) * self.block_size
         run = tokens[start : start + self.block_size].tobytes()
         parent = self._entry(part, group) if part.blocks else None
         block = group.index.seal(parent, run, chain.namespace)
         tail = part.tails.pop(0)
         tail.valid_tokens = 0
-        group.pool.promote(tail, block)
+        group.device.promote(tail, block)
         group.index.intern(block)
         part.blocks.append(block)
+        block.owners += 1
         if part.tails:
-            group.pool.rehang(part.tails[0], block)
+            part.tails[0].parent = block
+            group.device.rehang(part.tails[0], block)
 
-    def _entry(self, part: GroupChain, group: _Group) -> LogicalBlock:
+    def _entry(self, part: GroupChain, group: Group) -> LogicalBlock:
         """Return what children of the last block hang from: its entry, kept locked if another."""
         last = part.blocks[-1]
         entry = group.index.intern(last)
-        if entry is None or entry is last or TIER not in entry.copies:
+        if entry is None or entry is last or not ready(entry.copies.get(DEVICE)):
             return last
-        group.pool.lock(entry)
+        group.device.lock(entry)
         part.aside.append(entry)
         part.straight = False
         return entry
@@ -356,11 +450,10 @@ class KvCache:
 
 
 def _check_active(part: GroupChain, block_size: int) -> None:
-    named = {h.copies[TIER] for h in (*part.blocks, *part.aside, *part.tails)}
+    named = {h.copies[DEVICE] for h in (*part.blocks, *part.aside, *part.tails)}
     for slot in named:
-        parent = slot.holder.parent if slot.holder is not None else None
         require(
-            parent is None or parent.copies[TIER] in named,
+            slot.parent is None or slot.parent.copies[DEVICE] in named,
             "INV-06: a locked block hangs from one that is not",
         )
     require(
@@ -369,7 +462,7 @@ def _check_active(part: GroupChain, block_size: int) -> None:
     )
 
 
-def _drop_tails(part: GroupChain, pool: BlockPool) -> None:
+def _drop_tails(part: GroupChain, group: Group) -> None:
     for tail in part.tails:
-        pool.drop(tail)
+        group.drop(tail)
     part.tails = []

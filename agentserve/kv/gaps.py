@@ -21,9 +21,9 @@ Floats = NDArray[np.float64]
 
 BINS = 64
 SHORTEST_S, LONGEST_S = 0.01, 3600.0
-EDGES: Floats = np.geomspace(SHORTEST_S, LONGEST_S, BINS + 1)
+EDGES: Floats = np.geomspace(SHORTEST_S, LONGEST_S, BINS + 1).astype(np.float64)
 STEP = math.log(LONGEST_S / SHORTEST_S) / BINS  # width of a bin, as a logarithm
-CENTRES: Floats = math.log(SHORTEST_S) + STEP * (np.arange(BINS + 1) + 0.5)  # as logarithms
+CENTRES: Floats = np.add(math.log(SHORTEST_S), STEP * (np.arange(BINS + 1) + 0.5))  # logarithms
 EDGES[0] = 0.0
 LAST_S = float(EDGES[-2])  # ages beyond are treated like this one
 WINDOW_S = 0.1  # over which a hazard is averaged at the least
@@ -71,10 +71,10 @@ def hazard(cdf: Floats, age: Floats) -> Floats:
     return np.asarray(residual(cdf, known, window) / window / beyond)
 
 
-def hinted(seconds: Floats, spread: float) -> Floats:
-    """Return the distributions that hints of `seconds` (n,) stand for; `spread` is in log units."""
+def hinted(seconds: Floats, spread: Floats) -> Floats:
+    """Return the distributions that hints of `seconds` (n,) stand for; `spread` in log units."""
     middle = np.log(np.clip(seconds, SHORTEST_S, LONGEST_S))
-    mass = np.exp(-np.abs(CENTRES - middle[:, None]) / max(spread, STEP))
+    mass = np.exp(-np.abs(CENTRES - middle[:, None]) / np.maximum(spread, STEP)[:, None])
     return _cumulative(mass / mass.sum(axis=1, keepdims=True))
 
 
@@ -102,6 +102,7 @@ class _Namespace:
         self.keys: OrderedDict[str, Histogram] = OrderedDict()  # last learned last
         self.errors: deque[float] = deque(maxlen=HINTS)  # |log(hint / actual)|
         self.trust, self.spread = 0.0, WORST_ERROR
+        self.cdfs: dict[tuple[str, ...], tuple[Floats, bool]] = {}  # since it last learned
 
     def chain(self, key: str) -> list[Histogram]:
         """Return the known histograms of `key`, most general first."""
@@ -110,7 +111,18 @@ class _Namespace:
         known = [self.keys.get(each) for each in _lineage(key)]
         return [self.root, *(each for each in known if each is not None)]
 
+    def cdf(self, tools: tuple[str, ...]) -> tuple[Floats, bool]:
+        if tools not in self.cdfs:
+            chains = [self.chain(key) for key in tools[:MAX_CALLS] or (PERSON,)]
+            cdf: Floats = np.prod([_cumulative(_mass(chain)) for chain in chains], axis=0)
+            trained = all(chain and chain[0].total >= TRAINED for chain in chains)
+            if len(self.cdfs) >= MAX_KEYS:
+                self.cdfs.clear()
+            self.cdfs[tools] = cdf, trained
+        return self.cdfs[tools]
+
     def learn(self, key: str, sample: Floats) -> None:
+        self.cdfs.clear()
         for each in _lineage(key):
             self.keys.setdefault(each, Histogram()).add(sample)
             self.keys.move_to_end(each)
@@ -124,6 +136,9 @@ class _Namespace:
         self.spread = median(self.errors)
         known = len(self.errors) / (len(self.errors) + HINTS_TO_TRUST)
         self.trust = MOST_TRUST * known * max(0.0, 1 - self.spread / WORST_ERROR)
+
+
+_NOTHING = _Namespace()  # stands for namespaces that have learned nothing
 
 
 class GapModel:
@@ -156,14 +171,11 @@ class GapModel:
 
     def cdf(self, namespace: str, tools: tuple[str, ...]) -> tuple[Floats, bool]:
         """Return the gap's distribution (BINS + 1,), and whether enough samples are behind it."""
-        known = self._namespaces.get(namespace) or _Namespace()
-        chains = [known.chain(key) for key in tools[:MAX_CALLS] or (PERSON,)]
-        trained = all(chain and chain[0].total >= TRAINED for chain in chains)
-        return np.prod([_cumulative(_mass(chain)) for chain in chains], axis=0), trained
+        return (self._namespaces.get(namespace) or _NOTHING).cdf(tools)
 
     def trust(self, namespace: str) -> tuple[float, float]:
         """Return how far to believe hints, 0 .. 0.95, and their typical error in log units."""
-        known = self._namespaces.get(namespace) or _Namespace()
+        known = self._namespaces.get(namespace) or _NOTHING
         return known.trust, known.spread
 
     def _touch(self, namespace: str) -> _Namespace:

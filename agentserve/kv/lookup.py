@@ -1,12 +1,12 @@
-"""How much of a sequence's KV is still resident, and what it takes to use it."""
+"""How much of a sequence's KV is still in some tier, and what it takes to use it."""
 
 from array import array
 from dataclasses import dataclass, field
 
-from agentserve.kv.blocks import Block, BlockPool, LogicalBlock, Tail
+from agentserve.kv.blocks import Block, BlockPool, LogicalBlock, Slot, Tail
+from agentserve.kv.copies import DEVICE
+from agentserve.kv.policy import Idle
 from agentserve.kv.prefix import PrefixIndex
-
-TIER = "device"
 
 
 @dataclass(slots=True)
@@ -27,13 +27,55 @@ class GroupChain:
 
     @property
     def tail(self) -> Tail | None:
-        """The tail after the last full block, if it is resident."""
+        """The tail after the last full block, if it is in some tier."""
         return self.tails[0] if self.tails and self.tails[0].copies else None
+
+    def holders(self) -> list[Block]:
+        """Return what its tokens are in, in token order."""
+        return [*self.blocks, *self.tails]
+
+
+@dataclass(slots=True, eq=False)
+class Chain:
+    """The KV of one sequence. `length` tokens of it were computed and may still be in some tier.
+
+    `arriving` names the slots, with their generation, that must have arrived before a step may use
+    the chain. `saved` and `loaded` count the blocks that were copied for it.
+    """
+
+    namespace: str
+    groups: list[GroupChain]
+    idle: Idle
+    length: int = 0
+    active: bool = False
+    acquired: int = 0  # length when it became active: what this turn did not compute
+    from_host: int = 0  # tokens of those that had to be loaded
+    lost: int = 0  # tokens that were computed before and were found no more
+    capacity: int = 0  # tokens that fit the blocks it has
+    arriving: list[tuple[Slot, int]] = field(default_factory=list)
+    saved: int = 0
+    loaded: int = 0
+
+    def await_slot(self, slot: Slot) -> None:
+        """Let the chain wait for what a copy still fills, or still reads to fill another."""
+        if slot.arriving:
+            self.arriving.append((slot, slot.generation))
+
+    @property
+    def loading(self) -> bool:
+        """Whether a step has to wait for copies."""
+        if self.arriving:
+            self.arriving = [
+                (slot, generation)
+                for slot, generation in self.arriving
+                if slot.arriving and slot.generation == generation
+            ]
+        return bool(self.arriving)
 
 
 @dataclass(slots=True)
 class Found:
-    """A resident prefix: full blocks, then the first `count` tokens of `source`.
+    """A prefix that is in some tier: full blocks, then the first `count` tokens of `source`.
 
     The source is the chain's own tail, or a full block that has to be copied.
     """
@@ -54,16 +96,25 @@ class Found:
             return Found(self.blocks[:full], self.blocks[full] if rest else None, rest)
         return Found(self.blocks, self.source if rest else None, rest)
 
+    def holders(self) -> list[Block]:
+        """Return all that is read to use it."""
+        return [*self.blocks] if self.source is None else [*self.blocks, self.source]
+
+    def absent(self) -> int:
+        """Return how many of its block table's entries need a device slot first."""
+        blocks = sum(1 for block in self.blocks if DEVICE not in block.copies)
+        if self.source is None:
+            return blocks
+        return blocks + (self.is_copy or DEVICE not in self.source.copies)
+
     def missing(self, pool: BlockPool, wanted: int) -> int:
-        """Return how many slots are missing to `wanted` blocks once all of this is locked."""
-        held = len(self.blocks) + (self.source is not None)
-        new = wanted - held + self.is_copy
-        if new <= pool.available - held:  # also if nothing of it is locked yet
+        """Return how many device slots are missing to `wanted` blocks once this is locked."""
+        holders = self.holders()
+        new = wanted - (len(holders) - self.absent())
+        if new <= pool.available - len(holders):  # also if nothing of it is locked yet
             return 0
-        holders: list[Block] = [*self.blocks]
-        if self.source is not None:
-            holders.append(self.source)
-        newly_locked = sum(1 for holder in holders if not holder.copies[TIER].locks)
+        here = [holder.copies[DEVICE] for holder in holders if DEVICE in holder.copies]
+        newly_locked = sum(1 for slot in here if not slot.locks)
         return new - (pool.available - newly_locked)
 
 
@@ -74,12 +125,12 @@ def find(
     tokens: "array[int]",
     block_size: int,
 ) -> Found:
-    """Return the resident prefix of `tokens`, at most all but the last one. Locks nothing.
+    """Return the prefix of `tokens` that is in some tier, all but the last one at most.
 
     The chain's own blocks come first, each replaced by its entry in the index when that is
     another; then hits in the index; last a part of a block.
     """
-    blocks = _own(part, index)
+    blocks = known(part, index)
     if len(blocks) < len(part.blocks):
         return Found(blocks)
     parent = blocks[-1] if blocks else None
@@ -103,11 +154,14 @@ def find(
     return Found(blocks)
 
 
-def _own(part: GroupChain, index: PrefixIndex) -> list[LogicalBlock]:
-    """Return the chain's leading blocks that can be used, as entries where there are any."""
+def known(part: GroupChain, index: PrefixIndex) -> list[LogicalBlock]:
+    """Return the chain's leading blocks that can be used, as entries where there are any.
+
+    Each hangs from the one before it in every tier that it is in.
+    """
     last = part.blocks[-1] if part.blocks else None
     if last is not None and last.indexed and part.straight and not index.condemned:
-        return part.blocks.copy()  # a leaf is evicted before what it hangs from: all is resident
+        return part.blocks.copy()  # in each tier a leaf goes before what it hangs from
     blocks: list[LogicalBlock] = []
     parent: LogicalBlock | None = None
     for block in part.blocks:

@@ -9,6 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from agentserve.kv.gaps import EDGES, LAST_S, Floats, GapModel, at, hazard, hinted, usable
+
+PERSON_RETURNS = 0.5  # chance that a person whose turn ended asks again; a tool nearly always does
+ENOUGH_TRUST = 0.3  # in hints, for them to stand in for samples
+
 
 @dataclass(slots=True, eq=False)
 class Idle:
@@ -103,10 +111,118 @@ class Lru:
 
 
 class ToolAware(Lru):
-    """Those first whose return soon is least likely, by how long each tool has taken so far."""
+    """Those first whose return soon is least likely, by how long each tool has taken so far.
+
+    A sequence is held while the chance per second of its return, times the seconds that its room on
+    the device saves, is worth the price of that room; those that are not come first. Where too
+    little was learned the order is that of Lru.
+    """
 
     def __init__(self) -> None:
         super().__init__("tool-aware")
+        self._gaps = GapModel()
+
+    def order(self, idle: Iterable[Idle], now: float, costs: Costs) -> list[Idle]:
+        """Return them coldest first."""
+        places = {each: (group(each), 0.0) for each in idle}
+        open_ones = [each for each, (where, _) in places.items() if where == EXPIRED]
+        if open_ones:
+            places.update(zip(open_ones, self._estimate(open_ones, now, costs), strict=True))
+        return sorted(places, key=lambda each: sort_key(each, *places[each]))
+
+    def learn(self, idle: Idle, returned_at: float) -> None:
+        """Take note of how long it was away, and of how right the client's word was."""
+        self._gaps.learn(idle.namespace, idle.tools, max(0.0, returned_at - idle.since))
+        if idle.expected_s is not None:
+            actual = returned_at - max(idle.since, idle.hinted_at)
+            self._gaps.learn_hint(idle.namespace, idle.expected_s, actual)
+
+    def _estimate(self, idle: list[Idle], now: float, costs: Costs) -> list[tuple[int, float]]:
+        """Return the group, EXPIRED or HELD, and the value to sort by of each."""
+        cdf, trained = self._distributions(idle)
+        if not trained.any():
+            return [(EXPIRED, 0.0)] * len(idle)
+        age = np.array([max(0.0, now - each.since) for each in idle])
+        saved = np.array([saving(each, costs) for each in idle])
+        saved[~trained] = saved.mean()  # no reason to prefer one of these to another but its age
+        values = hazard(cdf, age) * saved
+        if costs.pressure > 0:
+            held, chance = worth_holding(cdf, age, saved, costs.pressure)
+            held = _at_most(held & trained, chance, idle, costs.pool_tokens / 2)
+            values = np.where(held, chance, values)
+        else:
+            held = np.zeros(len(idle), dtype=bool)
+        return [
+            (HELD if hold else EXPIRED, value)
+            for hold, value in zip(held.tolist(), values.tolist(), strict=True)
+        ]
+
+    def _distributions(self, idle: list[Idle]) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the gap's distribution for each, and whether there is enough behind it."""
+        kinds: dict[tuple[str, tuple[str, ...]], int] = {}
+        kind = [kinds.setdefault((each.namespace, each.tools), len(kinds)) for each in idle]
+        known = [self._gaps.cdf(*each) for each in kinds]
+        cdf = np.array([each for each, _ in known])[kind]
+        trained = np.array([each for _, each in known])[kind]
+        hints = [place for place, each in enumerate(idle) if usable(each.expected_s)]
+        if hints:
+            asked = {idle[place].namespace for place in hints}
+            believed = {namespace: self._gaps.trust(namespace) for namespace in asked}
+            judged = np.array([believed[idle[place].namespace] for place in hints])
+            trust, spread = judged[:, 0], judged[:, 1]
+            total = np.array([_hinted_gap(idle[place]) for place in hints])
+            cdf[hints] += trust[:, None] * (hinted(total, spread) - cdf[hints])
+            trained[hints] |= trust >= ENOUGH_TRUST
+        return cdf, trained
+
+
+def _hinted_gap(idle: Idle) -> float:
+    return max(0.0, idle.hinted_at - idle.since) + (idle.expected_s or 0.0)
+
+
+def saving(idle: Idle, costs: Costs) -> float:
+    """Return the seconds that its next turn is spared when its KV is still on the device."""
+    back = costs.prefill_s(idle.tokens)
+    if idle.clean:
+        back = min(back, costs.reload_s * idle.tokens)
+    return back + (1.0 if idle.tools else PERSON_RETURNS) * costs.delay_s
+
+
+def worth_holding(
+    cdf: Floats, age: Floats, saved: Floats, pressure: float
+) -> tuple[NDArray[np.bool_], Floats]:
+    """Return per row whether room is worth keeping at all now, and how likely it will have paid.
+
+    Room that is kept for up to t more seconds costs `pressure` times the expected time until the
+    return or t, and fails to save `saved` seconds if the return comes later. The best t of the
+    bins' edges is compared with giving the room up at once; the chance is that of a return by then.
+    """
+    age = np.clip(age, 0.0, LAST_S)
+    alive = 1 - cdf
+    areas = np.diff(EDGES) * (alive[:, :-1] + alive[:, 1:]) / 2
+    lasted = np.concatenate([np.zeros((len(cdf), 1)), np.cumsum(areas, axis=1)], axis=1)
+    row, place = np.arange(len(cdf)), np.searchsorted(EDGES, age, side="right") - 1
+    still = 1 - at(cdf, age)
+    so_far = lasted[row, place] + (age - EDGES[place]) * (alive[row, place] + still) / 2
+    late = alive / still[:, None]
+    cost = pressure * (lasted - so_far[:, None]) / still[:, None] + late * saved[:, None]
+    cost[age[:, None] >= EDGES] = np.inf  # not in the future
+    best = cost.argmin(axis=1)
+    return cost[row, best] < saved * (1 - 1e-9), np.asarray(1 - late[row, best])
+
+
+def _at_most(
+    held: NDArray[np.bool_], chance: Floats, idle: list[Idle], tokens: float
+) -> NDArray[np.bool_]:
+    """Return `held` without the least likely to return, so that they have `tokens` at most."""
+    kept = np.zeros_like(held)
+    places = np.flatnonzero(held).tolist()
+    for place in sorted(places, key=lambda p: (-chance[p], -idle[p].since)):
+        tokens -= idle[place].tokens
+        if tokens < 0:
+            break
+        kept[place] = True
+    return kept
 
 
 POLICIES = ("none", "device-lru", "lru+host", "tool-aware")
