@@ -163,14 +163,23 @@ def _plain_prompt(head: TurnNode | None, log: array[int], full: array[int]) -> P
 
 
 def _rewritten_prompt(session: Session, text: ModelText, fed: Fed, full: array[int]) -> Prompt:
-    """Count a past that the template changed: what stays after the first difference is moved."""
-    keep = common_prefix(session.tree.log(session.head), full)
+    """Count a past that the template changed: what stays after the first difference is moved.
+
+    New is only what depends on the input: where another question would have given other tokens.
+    """
+    log = session.tree.log(session.head)
+    keep = common_prefix(log, full)
+    if keep == len(log):
+        return _plain_prompt(session.head, log, full)
     computed = len(full) - _kv(session.head, keep)
-    stand_in = [Message(role="user", text="."), Message(role="assistant", text=".")]
-    render = text.composer.tokens
-    glue = len(render(conversation(session, stand_in, fed.messages), True))
-    glue -= len(render(conversation(session, stand_in), False))
-    new = min(computed, max(1, glue))
+    past = [Message(role="user", text="."), Message(role="assistant", text=".")]
+    first = fed.messages[0].text if fed.messages else ""
+    other = Message(role="user", text="1" if first.startswith("Y") else "Yes")
+    given, instead = (
+        array("i", text.composer.tokens(conversation(session, past, more)))
+        for more in (fed.messages, (other,))
+    )
+    new = min(computed, max(1, len(given) - common_prefix(given, instead)))
     moved = computed - new
     return Prompt(full, new, (Recomputed(moved, "template_rewrite"),) if moved else ())
 

@@ -14,6 +14,7 @@ from agentserve.config import EngineSettings, ServerSettings
 from agentserve.engine.loop import Engine
 from agentserve.engine.messages import Command, Down, Event, Ready, Submit
 from agentserve.engine.oracle import OracleRunner
+from agentserve.engine.plan import Runner
 from agentserve.model.prepare import prepare
 from agentserve.sessions.compose import Composer
 from agentserve.sessions.handle import TurnHandle
@@ -67,8 +68,16 @@ class LockstepLink:
     With `hold` set the engine stands still until `steps` are granted.
     """
 
-    def __init__(self, clock: VirtualClock, **oracle: int) -> None:
+    def __init__(
+        self,
+        clock: VirtualClock,
+        runner: Runner | None = None,
+        engine: dict[str, int] | None = None,
+        **oracle: int,
+    ) -> None:
         self._clock = clock
+        self._runner = runner
+        self._settings = {"token_budget": 512, "check_invariants": True, **(engine or {})}
         self._oracle = {
             "vocab_size": 49152,
             "block_size": 16,
@@ -91,8 +100,8 @@ class LockstepLink:
     def start(self) -> None:
         """Start an engine that knows nothing."""
         self._incarnation += 1
-        runner = OracleRunner(**self._oracle)
-        settings = EngineSettings(token_budget=512, check_invariants=True)
+        runner = self._runner or OracleRunner(**self._oracle)
+        settings = EngineSettings(**self._settings)  # type: ignore[arg-type]
         self.engine = Engine(runner, self._clock, settings, AnyText())
         self._outbox.append(Ready(runner.info, self._incarnation))
         self._wake.set()
@@ -150,10 +159,16 @@ class Rig:
     """A service with short forms of its calls; bodies are given as JSON-like keyword arguments."""
 
     def __init__(
-        self, settings: ServerSettings, store: MemoryStore, tokenizer: Tokenizer, **oracle: int
+        self,
+        settings: ServerSettings,
+        store: MemoryStore,
+        tokenizer: Tokenizer,
+        runner: Runner | None = None,
+        engine: dict[str, int] | None = None,
+        **oracle: int,
     ) -> None:
         self.clock = VirtualClock()
-        self.link = LockstepLink(self.clock, **oracle)
+        self.link = LockstepLink(self.clock, runner, engine, **oracle)
         self.text = checked_text(tokenizer)
         self.store = store
         self.service = SessionService(
@@ -238,11 +253,17 @@ async def rig(
     store: MemoryStore | None = None,
     oracle: dict[str, int] | None = None,
     tokenizer: Tokenizer | None = None,
+    runner: Runner | None = None,
+    engine: dict[str, int] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
-    """Run a service for the length of a test, with SmolLM2's text side unless another is given."""
+    """Run a service for the length of a test, with SmolLM2's text side unless another is given.
+
+    The engine runs the hash oracle, or `runner`, which no restart of the engine can replace.
+    """
     server = ServerSettings(allow_force=True, **settings)
-    made = Rig(server, store or MemoryStore(), tokenizer or smollm2_tokenizer(), **(oracle or {}))
+    store, tokenizer = store or MemoryStore(), tokenizer or smollm2_tokenizer()
+    made = Rig(server, store, tokenizer, runner, engine, **(oracle or {}))
     pump = asyncio.create_task(made.service.driver.pump())
     await made.settle(10)
     try:

