@@ -195,7 +195,7 @@ def test_a_senseless_hint_does_no_harm(hint, actual):
 
 
 def test_a_hint_stands_for_gaps_around_it():
-    cdf = hinted(np.array([0.0, 5.0, 1e9]), 0.3)
+    cdf = hinted(np.array([0.0, 5.0, 1e9]), np.full(3, 0.3))
     assert (np.diff(cdf, axis=1) >= 0).all()
     assert at(cdf, np.array([0.1, 5.0, 3000.0])) == pytest.approx([1.0, 0.5, 0.2], abs=0.25)
 
