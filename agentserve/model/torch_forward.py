@@ -7,12 +7,16 @@ activations are float32.
 import torch
 from agentserve_kernels.reference import kv_write_reference, rms_norm_reference, silu_mul_reference
 from agentserve_kernels.tensors import Chunk, Pages, Placement, Rotary
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from agentserve.model.batch import Step
 from agentserve.model.spec import ModelSpec
 from agentserve.model.weights import LayerWeights, Weights
+
+# Not cuDNN's: it plans anew for every length, and a sequence has another one at each step.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class TorchForward:
@@ -37,7 +41,8 @@ class TorchForward:
             qkv = _linear(normed, layer.qkv, layer.qkv_bias)
             pages = Pages(self._cache, index, tables)
             query = kv_write_reference(qkv, pages, place, self._rotary, layer.head_norm(eps))
-            attended = _attend(query, pages, queries)
+            with sdpa_kernel(ATTENTION):
+                attended = _attend(query, pages, queries)
             hidden = hidden + _linear(attended, layer.output, layer.output_bias)
             hidden = hidden + _feed_forward(rms_norm_reference(hidden, layer.mlp_norm, eps), layer)
         sampled = hidden[step.sampled.to(device)]

@@ -28,6 +28,7 @@ def run(report: Report, options: argparse.Namespace) -> None:
         report.put(gpu="none: this run is on a CPU")
     else:
         report.part("gpu", lambda: gpu(options.device))
+        report.part("flash_attention", lambda: flash_attention(options.device))
         report.part("nvidia_smi", nvidia_smi)
 
 
@@ -62,6 +63,16 @@ def gpu(device: str) -> dict[str, Any]:
         "free_bytes": free,
         "total_bytes": total,
     }
+
+
+def flash_attention(device: str) -> bool:
+    """Return whether torch has it for the shapes of `residency`; without it times mean little."""
+    import torch
+
+    query = torch.zeros((1, 32, 64, 128), dtype=torch.bfloat16, device=device)
+    keys = torch.zeros((1, 8, 256, 128), dtype=torch.bfloat16, device=device)
+    shapes = torch.backends.cuda.SDPAParams(query, keys, keys, None, 0.0, False, True)
+    return torch.backends.cuda.can_use_flash_attention(shapes, debug=True)
 
 
 def nvidia_smi() -> dict[str, str] | str:

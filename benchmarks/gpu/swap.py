@@ -59,7 +59,7 @@ class Tiers:
             self.poll()
 
 
-def one_piece(sizes: Sizes, device: str, size: int) -> dict[str, Callable[[], None]]:
+def one_piece(device: str, size: int) -> dict[str, Callable[[], None]]:
     """Return plain copies of `size` bytes: page-locked by torch, one call a direction."""
     pinned = device != "cpu"
     ends = {
@@ -88,7 +88,7 @@ def one_piece(sizes: Sizes, device: str, size: int) -> dict[str, Callable[[], No
 def bandwidth(sizes: Sizes, device: str) -> dict[str, Any]:
     """Measure each direction and both at once, the plain copy and ours in turns."""
     tiers = Tiers(sizes, device)
-    plain = one_piece(sizes, device, tiers.count * tiers.block_bytes)
+    plain = one_piece(device, tiers.count * tiers.block_bytes)
     results: dict[str, Any] = {"block_bytes": tiers.block_bytes, "blocks_each_way": tiers.count}
     for name, kinds in DIRECTIONS.items():
 

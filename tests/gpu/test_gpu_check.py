@@ -96,7 +96,7 @@ def test_every_section_passes_with_the_packages_of_a_bare_machine(bare):
 def test_a_part_that_raises_is_recorded_and_the_others_still_run(bare):
     status, sections = run(bare, "--device", "cuda:99", "--tiny")
     assert status == 1
-    assert sections["environment"]["problems"].keys() == {"gpu"}
+    assert sections["environment"]["problems"].keys() == {"gpu", "flash_attention"}
     assert sections["environment"]["versions"]["torch"]
     assert sections["residency"]["problems"].keys() == {
         "bandwidth", "overlap", "exactness", "resume",
