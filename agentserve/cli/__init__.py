@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from agentserve import __version__
-from agentserve.cli import inspect, serve, workload
+from agentserve.cli import inspect, serve, sessions, workload
 from agentserve.cli.options import CommandFailed
 from agentserve.errors import AgentserveError
 
@@ -27,7 +27,7 @@ for command, summary in (
     (workload.replay, "Replay an agent's turns and report."),
     (workload.demo, "Replay a coding agent's 100 turns and report."),
     (inspect.doctor, "Say whether a model runs on this machine."),
-    (inspect.ps, "List the sessions of a running server."),
+    (sessions.ps, "List the sessions of a running server."),
     (inspect.version, "Print the versions of what is installed."),
 ):
     app.command(short_help=summary, epilog=EXIT_CODES)(command)

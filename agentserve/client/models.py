@@ -52,7 +52,13 @@ class TurnOptions(TypedDict, total=False):
 
 
 class HintOptions(TypedDict, total=False):
-    """What the client knows about a wait; see API.md, Hints."""
+    """What the client knows about the wait that runs, or about the one after the running turn.
+
+    expected_ms: how long the tools take from now, of all calls or of each by its id.
+    resume_in_ms: when the next turn comes; its KV is brought back shortly before. kv: keep it on
+    the `device` while there is room, make room now (`host`; `disk` is `host` today), or `drop` it.
+    close: end the session once nothing is left to do. It stays; the others end with the wait.
+    """
 
     expected_ms: int | Mapping[str, int]
     resume_in_ms: int
@@ -128,13 +134,18 @@ class Turn:
         return self.wire.usage
 
     @property
+    def kv(self) -> wire.KvTokens:
+        """The cached tokens by the tier that their KV was in when the turn began."""
+        return self.wire.kv
+
+    @property
     def context(self) -> wire.Context:
         """Tokens of the model's context after this turn."""
         return self.wire.context
 
     @property
     def timing_ms(self) -> wire.Timing:
-        """Milliseconds by phase."""
+        """Milliseconds by phase; `restore` is the wait for KV from the host tier."""
         return self.wire.timing_ms
 
     @property

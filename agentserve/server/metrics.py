@@ -15,9 +15,11 @@ from prometheus_client.registry import Collector
 from agentserve import wire
 from agentserve.engine.messages import Stats
 from agentserve.server.idempotency import AnswerLedger
+from agentserve.sessions.recomputed import REASONS, closed_list
 from agentserve.sessions.service import SessionService
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+LOST = ("evicted", "host_full", "policy", "preempted")  # what the engine itself counts
 SESSION_STATES = ("idle", "queued", "running", "awaiting_tools", "closed")
 
 
@@ -49,6 +51,12 @@ class Metrics:
             buckets=SECONDS,
             registry=self._registry,
         )
+        self._restore = Histogram(
+            "agentserve_restore_seconds",
+            "From the admission of a turn until its KV had come from the host tier.",
+            buckets=SECONDS,
+            registry=self._registry,
+        )
         self._registry.register(_ServiceCollector(service, ledger))
 
     def count_error(self, code: str) -> None:
@@ -64,6 +72,8 @@ class Metrics:
         self._turn.observe(turn.timing_ms.total / 1000)
         if turn.usage.output_tokens:
             self._ttft.observe(turn.timing_ms.ttft / 1000)
+        if turn.kv.host:
+            self._restore.observe(turn.timing_ms.restore / 1000)
 
     def render(self) -> bytes:
         """Return the text format of everything."""
@@ -99,7 +109,7 @@ class _ServiceCollector(Collector):
             "recomputed_tokens",
             "Tokens prefilled although their KV had been computed, by reason.",
             "reason",
-            counters.recomputed,
+            dict.fromkeys(REASONS, 0) | counters.recomputed,
         )
         yield _total("cached_tokens", "Input tokens whose KV was kept.", counters.cached_tokens)
         yield _total(
@@ -123,7 +133,7 @@ def _engine(stats: Stats) -> Iterator[Metric]:
         "cached": stats.blocks_cached,
         "locked": stats.blocks_locked,
     }
-    yield _gauge("blocks", "KV blocks by state.", "state", blocks)
+    yield _gauge("blocks", "KV blocks of the device by state.", "state", blocks)
     yield _single("tokens_in_kv", "Tokens held by blocks that are not free.", stats.tokens_in_kv)
     yield _single("running", "Turns in the engine's batch.", stats.running)
     yield _single("queue_depth", "Turns that wait for admission.", stats.waiting)
@@ -132,6 +142,33 @@ def _engine(stats: Stats) -> Iterator[Metric]:
     yield _total("steps", "Engine steps.", stats.step)
     yield _total("preemptions", "Turns that gave up their KV for another.", stats.preemptions)
     yield _total("evictions", "Cached blocks given to new tokens.", stats.evictions)
+    yield from _tiers(stats)
+
+
+def _tiers(stats: Stats) -> Iterator[Metric]:
+    blocks = {
+        "free": stats.host_free,
+        "cached": stats.host_cached,
+        "locked": stats.host_locked,
+    }
+    yield _gauge("host_blocks", "KV blocks of the host tier by state.", "state", blocks)
+    yield _total("host_evictions", "Host blocks given to others.", stats.host_evictions)
+    yield _single("loading", "Admitted turns that wait for copies.", stats.loading)
+    yield _single("copies_in_flight", "Copies between tiers.", stats.copies_in_flight)
+    moved = {"save": stats.saved_bytes, "load": stats.loaded_bytes}
+    yield _counter("copied_bytes", "Bytes copied to (save) and from the host.", "kind", moved)
+    busy = {"save": stats.saved_s, "load": stats.loaded_s}
+    yield _counter("copy_seconds", "Time that the copier was busy.", "kind", busy)
+    yield _total("stall_seconds", "Time that turns have waited for copies.", stats.stall_s)
+    yield _total(
+        "stale_completions",
+        "Ends of copies that nobody waited for any more.",
+        stats.stale_completions,
+    )
+    lost = dict.fromkeys(LOST, 0)
+    for reason, tokens in stats.lost.items():
+        lost[closed_list(reason)] = lost.get(closed_list(reason), 0) + tokens
+    yield _counter("lost_tokens", "Tokens whose KV the engine had given up.", "reason", lost)
 
 
 def _single(name: str, help_text: str, value: float) -> Metric:

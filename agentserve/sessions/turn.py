@@ -224,9 +224,13 @@ class TurnRun:
         self.usage.output_tokens = len(self.generated)
         self.usage.reasoning_tokens = self.output.reasoning_tokens if self.output else 0
         if finished is not None:
-            self.timing.prefill = round(finished.prefill_s * 1000)
-            self.timing.decode = round(finished.decode_s * 1000)
-            self.timing.restore = round(finished.restore_s * 1000)
+            # The engine's phases include the waits for copies, in a preempted turn both of them.
+            restoring = finished.restore_s
+            prefill_s = max(0.0, finished.prefill_s - restoring)
+            decode_s = finished.decode_s - (restoring - (finished.prefill_s - prefill_s))
+            self.timing.restore = round(restoring * 1000)
+            self.timing.prefill = round(prefill_s * 1000)
+            self.timing.decode = round(max(0.0, decode_s) * 1000)
             if again := finished.recomputed + self.ahead.preempted:
                 preempted = Recomputed(again, "preempted")
                 self.usage.recomputed = [*self.usage.recomputed, preempted]

@@ -505,3 +505,29 @@ async def test_sessions_are_found_by_tier_with_one_question():
         assert (len(page.sessions), page.next, len(told.asked[-1].sequences)) == (1, "a", 1)
         with pytest.raises(SessionNotFound):
             await r.service.info("somebody", "a")
+
+
+# Times
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "restore", "told"),
+    [
+        (1.5, 2.0, 0.5, (500, 1000, 2000)),
+        (1.5, 2.0, 1.75, (1750, 0, 1750)),
+        (1, 2, 0, (0, 1000, 2000)),
+    ],
+)
+async def test_the_wait_for_copies_is_no_prefill_and_no_decode(prefill, decode, restore, told):
+    async with rig() as r:
+
+        def edit(event):
+            if not isinstance(event, Finished):
+                return event
+            times = {"prefill_s": prefill, "decode_s": decode, "restore_s": restore}
+            return msgspec.structs.replace(event, **times)
+
+        r.link.edit = edit
+        timing = (await r.turn(await r.create())).timing_ms
+        assert (timing.restore, timing.prefill, timing.decode) == told
+        assert sum(told) == 1000 * (prefill + decode)
