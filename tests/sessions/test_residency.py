@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import random
+import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,6 +22,7 @@ from agentserve.engine.messages import (
     Started,
 )
 from agentserve.errors import InvalidRequest, SessionNotFound
+from agentserve.server import routes
 from agentserve.sessions import residency
 from agentserve.sessions.recomputed import REASONS, divide
 from agentserve.sessions.toolkeys import MAX_KEY, tool_key
@@ -424,6 +427,12 @@ async def test_prefilling_what_is_there_already_computes_the_last_token():
         turn = await r.turn(s, [], max_output_tokens=0)
         assert turn.usage.recomputed == [wire.Recomputed(1, "last_token")]
         assert turn.usage.new_tokens == 0
+
+
+def test_every_reason_is_documented_and_no_other():
+    text = (Path(routes.__file__).parent / "API.md").read_text()
+    table = text.split("| reason |", 1)[1].split("\n\n", 1)[0]
+    assert tuple(re.findall(r"^ *\| ([a-z_]+) \|", table, re.M)) == REASONS
 
 
 # Where the KV is
