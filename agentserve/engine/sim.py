@@ -38,9 +38,9 @@ from agentserve.engine.messages import (
     Submit,
     Tokens,
 )
-from agentserve.engine.oracle import oracle_next
+from agentserve.engine.oracle import OracleRunner, oracle_next
 from agentserve.engine.plan import pack
-from agentserve.engine.simworld import FaultyRunner, Grammars, World
+from agentserve.engine.simworld import Computed, FaultyRunner, Grammars, World
 from agentserve.kv.chains import KvCache
 from agentserve.kv.policy import make_policy
 
@@ -75,12 +75,14 @@ class Reference:
 
 
 class Simulation:
-    """One seed's world, driven by `run`."""
+    """One seed's world, driven by `run`. Subclasses have another runner."""
+
+    command = "python -m agentserve.engine.sim"
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.world = World.draw(self.rng)
-        self.runner = FaultyRunner(self.world, random.Random(self.rng.random()))
+        self.runner = self.make_runner(random.Random(self.rng.random()))
         self.clock = VirtualClock()
         settings = EngineSettings(
             token_budget=self.world.token_budget,
@@ -99,12 +101,13 @@ class Simulation:
         self.counts: Counter[str] = Counter()
         self._sessions: dict[int, Reference] = {}
         self._open: dict[int, Reference] = {}
+        self._computed = Computed()
         self._expected: list[tuple[int, int, str]] = []  # turn, sequence, code of each refusal
         self._next = 0
         self._prompts = [self._tokens(1, self.world.max_context // 2) for _ in range(3)]
         self._actions: list[tuple[int, Callable[[], None]]] = [
             (14, self._submit),
-            (24, self._step),
+            (24, self.step),
             (2, self._fork),
             (1, self._close),
             (2, self._cancel),
@@ -114,6 +117,10 @@ class Simulation:
             (1, self._inspect),
             (1, self._lose_host_copy),
         ]
+
+    def make_runner(self, rng: random.Random) -> OracleRunner:
+        """Return what executes the plans of this world."""
+        return FaultyRunner(self.world, rng)
 
     def run(self) -> None:
         """Act, drain, close, and verify that nothing is left. Raises SimulationError."""
@@ -184,7 +191,8 @@ class Simulation:
         session.generated, session.cancelled = 0, False
         self._open[command.turn] = session
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Let the engine run a step, and hold its events against the reference."""
         self.clock.advance(self.rng.random())
         issued, busy = self.engine.stats().step, bool(self._open)
         events = self.engine.step()
@@ -290,7 +298,15 @@ class Simulation:
         elif isinstance(event, Finished):
             self._see_finished(event)
         elif isinstance(event, Started):
-            total = len(self._session(event.turn).tokens)
+            session = self._session(event.turn)
+            total = len(session.tokens)
+            others = (other for other in self._open.values() if other is not session)
+            self._computed.update((other.namespace, other.tokens) for other in others)
+            reused = session.tokens[: event.cached]
+            expect(
+                self._computed.has(session.namespace, reused),
+                f"INV-04: {event}: nobody in this namespace has computed that prefix",
+            )
             expect(event.cached + event.computed == total, f"{event} for {total} tokens")
             expect(event.computed >= 1 and 0 <= event.host <= event.cached, str(event))
             expect(event.lost < event.computed, str(event))
@@ -322,6 +338,7 @@ class Simulation:
         session.turn = None
         self.counts["turns"] += 1
         self.counts[f"ended by {event.reason}"] += 1
+        self._computed.update([(session.namespace, session.tokens)])
         length = len(session.tokens)
         expect(command is not None and event.log_length == length, f"{event}: {length} tokens")
         expect(event.kv_length <= event.log_length, str(event))
@@ -399,22 +416,22 @@ class Simulation:
         for _ in range(STUCK):
             if not self.engine.busy:
                 return
-            self._step()
+            self.step()
         raise SimulationError(f"INV-06: still busy after {STUCK} steps")
 
 
-def run_seeds(start: int, count: int) -> "Counter[str]":
+def run_seeds(start: int, count: int, make: type[Simulation] = Simulation) -> "Counter[str]":
     """Run seeds start..start+count-1 and return what happened in all of them.
 
     Raises what the first failing seed raises, with a note that says how to replay it.
     """
     total: Counter[str] = Counter()
     for seed in range(start, start + count):
-        simulation = Simulation(seed)
+        simulation = make(seed)
         try:
             simulation.run()
         except Exception as error:
-            replay = f"python -m agentserve.engine.sim --start {seed} --seeds 1"
+            replay = f"{make.command} --start {seed} --seeds 1"
             error.add_note(f"seed {seed} failed in {simulation.world}; replay it with: {replay}")
             raise
         total.update(simulation.counts)
@@ -422,13 +439,13 @@ def run_seeds(start: int, count: int) -> "Counter[str]":
     return total
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None, make: type[Simulation] = Simulation) -> None:
     """Run the seeds named on the command line and print the counts."""
     parser = argparse.ArgumentParser(description="Seeded simulation of the engine")
     parser.add_argument("--seeds", type=int, default=200, help="how many (default 200)")
     parser.add_argument("--start", type=int, default=0, help="the first (default 0)")
     options = parser.parse_args(arguments)
-    total = run_seeds(options.start, options.seeds)
+    total = run_seeds(options.start, options.seeds, make)
     for name in sorted(total, key=lambda name: (name != "seeds", name)):
         sys.stdout.write(f"{name}: {total[name]}{INJECTED.get(name, '')}\n")
     verdict = "every token right, no invariant broken, nothing left locked"

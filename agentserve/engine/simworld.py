@@ -1,6 +1,7 @@
 """What a simulation seed runs in: the sizes, a runner whose rows fail, a toy grammar."""
 
 import random
+from collections.abc import Iterable
 
 import msgspec
 
@@ -51,8 +52,10 @@ class World(msgspec.Struct, frozen=True):
 
 
 class FaultyRunner(OracleRunner):
-    """An oracle that fails rows at random (not finite, and what they wrote is garbage), and whose
-    copies between tiers end at any later step, in any order; completions get lost or come twice.
+    """An oracle with failing rows and with late copies.
+
+    Rows fail at random: not finite, and what they wrote is garbage. Copies between tiers end at any
+    later step, in any order; completions get lost or come twice.
     """
 
     def __init__(self, world: World, rng: random.Random) -> None:
@@ -127,3 +130,21 @@ class Grammars:
         if name not in ("even", "breaks"):
             raise ValueError(f"unknown grammar {spec!r}")
         return EvenTokens(self._vocab_size, int(count) if count else None)
+
+
+class Computed:
+    """The tokens that turns of each namespace have fed or generated, so far as it was told."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, set[tuple[int, ...]]] = {}
+
+    def update(self, logs: Iterable[tuple[str, list[int]]]) -> None:
+        """Note pairs of a namespace and the tokens of a sequence."""
+        for namespace, tokens in logs:
+            self._logs.setdefault(namespace, set()).add(tuple(tokens))
+
+    def has(self, namespace: str, tokens: list[int]) -> bool:
+        """Whether something in the namespace begins with `tokens`."""
+        prefix, length = tuple(tokens), len(tokens)
+        known = self._logs.get(namespace, ())
+        return not length or any(log[:length] == prefix for log in known)
