@@ -138,14 +138,12 @@ class _Namespace:
         self.trust = MOST_TRUST * known * max(0.0, 1 - self.spread / WORST_ERROR)
 
 
-_NOTHING = _Namespace()  # stands for namespaces that have learned nothing
-
-
 class GapModel:
     """Learns gaps and tells their distributions. Reading changes nothing."""
 
     def __init__(self) -> None:
         self._namespaces: OrderedDict[str, _Namespace] = OrderedDict()  # last learned last
+        self._new = _Namespace()  # stands for those that have learned nothing
 
     def __len__(self) -> int:
         """Return how many keys are known."""
@@ -171,11 +169,11 @@ class GapModel:
 
     def cdf(self, namespace: str, tools: tuple[str, ...]) -> tuple[Floats, bool]:
         """Return the gap's distribution (BINS + 1,), and whether enough samples are behind it."""
-        return (self._namespaces.get(namespace) or _NOTHING).cdf(tools)
+        return (self._namespaces.get(namespace) or self._new).cdf(tools)
 
     def trust(self, namespace: str) -> tuple[float, float]:
         """Return how far to believe hints, 0 .. 0.95, and their typical error in log units."""
-        known = self._namespaces.get(namespace) or _NOTHING
+        known = self._namespaces.get(namespace) or self._new
         return known.trust, known.spread
 
     def _touch(self, namespace: str) -> _Namespace:

@@ -82,16 +82,16 @@ def group(idle: Idle) -> int:
     return {"drop": DROPPED, "host": DEMOTED, "device": KEPT}.get(idle.kv, EXPIRED)
 
 
-def sort_key(idle: Idle, group: int, value: float = 0.0) -> tuple[float, ...]:
-    """Return what to sort by: group, clean before dirty, `value`, then least recently used.
+def sort_key(idle: Idle, where: int, value: float = 0.0) -> tuple[float, ...]:
+    """Return what to sort by: group `where`, clean before dirty, `value`, then least recently used.
 
     Dirty sequences come later because what they lose must be saved first, or computed again.
     Returning ones are taken from the queue's end, where an announced turn that is not queued yet
     also stands, so that whoever is ahead in the queue can always be served.
     """
-    if group == RETURNING:
-        return (group, -idle.queued if idle.queued else -float("inf"), 0.0, idle.since)
-    return (group, not idle.clean, value, idle.since)
+    if where == RETURNING:
+        return (where, -idle.queued if idle.queued else -float("inf"), 0.0, idle.since)
+    return (where, not idle.clean, value, idle.since)
 
 
 class Lru:
@@ -214,14 +214,13 @@ def worth_holding(
 def _at_most(
     held: NDArray[np.bool_], chance: Floats, idle: list[Idle], tokens: float
 ) -> NDArray[np.bool_]:
-    """Return `held` without the least likely to return, so that they have `tokens` at most."""
+    """Return `held` without the least likely to pay, so that they have `tokens` at most."""
     kept = np.zeros_like(held)
     places = np.flatnonzero(held).tolist()
     for place in sorted(places, key=lambda p: (-chance[p], -idle[p].since)):
-        tokens -= idle[place].tokens
-        if tokens < 0:
-            break
-        kept[place] = True
+        if idle[place].tokens <= tokens:
+            tokens -= idle[place].tokens
+            kept[place] = True
     return kept
 
 
