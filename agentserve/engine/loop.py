@@ -5,12 +5,11 @@ residency: copies are planned and settled here and nowhere else. Everything that
 one turn (its grammar, a non-finite row) ends that turn and no other.
 """
 
-from array import array
-from collections import Counter
-from typing import Any, Protocol
+from typing import Any
 
 from agentserve.clock import Clock
 from agentserve.config import EngineSettings
+from agentserve.engine.costs import CostModel
 from agentserve.engine.messages import (
     Cancel,
     Close,
@@ -24,38 +23,21 @@ from agentserve.engine.messages import (
     Progress,
     Promote,
     Refused,
-    Residency,
     Started,
     Stats,
     Submit,
     Tokens,
 )
-from agentserve.engine.plan import Runner, StepResult, Traffic, unpack
+from agentserve.engine.plan import Runner, StepResult
+from agentserve.engine.report import Counters, residency_of, stats_of
+from agentserve.engine.rules import GrammarFactory, Refusal, SubmitRules
 from agentserve.engine.scheduler import Batch, Scheduler
 from agentserve.engine.sequence import Matcher, Sequence, Turn
 from agentserve.kv.blocks import require
-from agentserve.kv.chains import KvCache
-from agentserve.kv.copies import DEVICE, HOST
+from agentserve.kv.chains import KvCache, KvShape
 from agentserve.kv.policy import make_policy
-from agentserve.kv.residency import NO_COSTS, resident_tokens
 
 __all__ = ["Engine", "GrammarFactory", "Matcher"]
-
-
-class GrammarFactory(Protocol):
-    """Makes matchers from grammar specs that are opaque to the engine."""
-
-    def compile(self, spec: str) -> Matcher:
-        """Return a fresh matcher. Raises ValueError with a readable message."""
-        ...
-
-
-class _Refusal(Exception):
-    """A command that changes nothing; becomes a Refused event."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Engine:
@@ -73,26 +55,22 @@ class Engine:
         self._info = runner.info
         self._clock = clock
         self._settings = settings
-        self._grammars = grammars
         info = runner.info
-        self._kv = kv or KvCache(
-            info.identity,
-            info.num_blocks,
-            info.block_size,
-            groups=len(info.groups),
-            host_blocks=info.host_blocks,
-            policy=make_policy(settings.kv_policy),
+        shape = KvShape(
+            info.identity, info.num_blocks, info.block_size, info.host_blocks, len(info.groups)
         )
+        self._kv = kv or KvCache(shape, make_policy(settings.kv_policy))
+        self._rules = SubmitRules(info, settings, self._kv, grammars)
         self._policy = self._kv.residency.policy
         self._scheduler = Scheduler(info, settings, self._kv, clock)
         self._sequences: dict[int, Sequence] = {}
         self._turns: dict[int, Turn] = {}
         self._arrivals = 0
         self._events: list[Event] = []
-        self._prefill_tokens = 0
-        self._decode_tokens = 0
-        self._traffic = Traffic()
-        self._lost: Counter[str] = Counter()
+        self._counters = Counters()
+        tokens = info.num_blocks * info.block_size
+        token_bytes = sum(group.block_bytes for group in info.groups) // info.block_size
+        self._costs = CostModel(token_bytes, tokens)
 
     @property
     def busy(self) -> bool:
@@ -101,9 +79,9 @@ class Engine:
         return bool(work)
 
     def apply(self, command: Command) -> None:
-        """Take a command; its answer comes with the next step's events. Never raises for a bad one.
+        """Take a command; its answer comes with the next step's events. No bad one makes it raise.
 
-        A refused submit or fork changes nothing. Any other command about what is unknown is ignored.
+        A refused submit or fork changes nothing. Other commands about what is unknown are ignored.
         """
         try:
             if isinstance(command, Submit):
@@ -118,7 +96,7 @@ class Engine:
                 self._inspect(command)
             elif command.sequence in self._sequences:
                 self._advise(self._sequences[command.sequence], command)
-        except _Refusal as refusal:
+        except Refusal as refusal:
             turn = command.turn if isinstance(command, Submit) else -1
             sequence = command.into if isinstance(command, Fork) else _sequence_of(command)
             self._events.append(Refused(turn, sequence, refusal.code, str(refusal)))
@@ -126,7 +104,7 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one step and return what happened, with Stats last; [] when there was nothing."""
         started = self._clock.monotonic()
-        self._kv.residency.begin_step(started, NO_COSTS)
+        self._kv.residency.begin_step(started, self._costs.costs)
         batch = self._scheduler.plan()
         if batch is not None:
             self._report_admitted(batch)
@@ -134,9 +112,9 @@ class Engine:
             masks = self._masks(batch)
             self._runner.sample(handle, masks)
             result = self._runner.collect(handle)
-            self._traffic = result.traffic
+            self._counters.traffic = result.traffic
             self._kv.copies.settle(result.tickets)
-            self._charge(batch, self._clock.monotonic() - started)
+            self._measure(batch, self._clock.monotonic() - started)
             self._commit(batch, result)
         while self._scheduler.exhausted:
             self._finish(self._scheduler.exhausted.pop(), "prefilled")
@@ -149,35 +127,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """Return counts of turns, blocks (of KV group 0) and work since the start."""
-        pool, host = self._kv.pools[0], self._kv.host_pools[0]
-        return Stats(
-            step=self._scheduler.step,
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
-            blocks_total=pool.total,
-            blocks_free=pool.free,
-            blocks_cached=pool.cached,
-            blocks_locked=pool.locked,
-            tokens_in_kv=pool.tokens,
-            prefill_tokens=self._prefill_tokens,
-            decode_tokens=self._decode_tokens,
-            preemptions=self._scheduler.preemptions,
-            evictions=sum(pool.evictions for pool in self._kv.pools),
-            loading=sum(turn.restoring for turn in self._scheduler.running),
-            host_total=host.total,
-            host_free=host.free,
-            host_cached=host.cached,
-            host_locked=host.locked,
-            host_evictions=sum(pool.evictions for pool in self._kv.host_pools),
-            saved_bytes=self._traffic.saved_bytes,
-            saved_s=self._traffic.saved_s,
-            loaded_bytes=self._traffic.loaded_bytes,
-            loaded_s=self._traffic.loaded_s,
-            copies_in_flight=len(self._kv.copies),
-            stale_completions=self._kv.copies.stale,
-            stall_s=self._scheduler.stall_s,
-            lost=dict(self._lost),
-        )
+        return stats_of(self._scheduler, self._kv, self._counters)
 
     def check(self) -> None:
         """Verify every invariant; slow, for tests and debugging.
@@ -195,13 +145,13 @@ class Engine:
     # Commands
 
     def _submit(self, command: Submit) -> None:
-        tokens = self._ids(command.tokens)
-        forced = self._ids(command.force)
+        tokens = self._rules.ids(command.tokens)
+        forced = self._rules.ids(command.force)
         sequence = self._target(command)
         keep = command.keep if sequence is not None else 0
         prompt = keep + len(tokens)
-        self._admissible(command, prompt)
-        matcher = self._matcher(command.grammar)
+        self._rules.admissible(command, prompt, len(self._scheduler.waiting))
+        matcher = self._rules.matcher(command.grammar)
         now = self._clock.monotonic()
         if sequence is None:
             self._close(command.sequence)
@@ -228,68 +178,29 @@ class Engine:
         self._turns[turn.id] = turn
         self._scheduler.add(turn)
 
-    def _ids(self, data: bytes) -> "array[int]":
-        try:
-            ids = unpack(data)
-        except ValueError:
-            raise _Refusal("invalid", "token ids are not packed int32") from None
-        if ids and not (min(ids) >= 0 and max(ids) < self._info.vocab_size):
-            raise _Refusal(
-                "invalid", f"a token id is outside the vocabulary of {self._info.vocab_size}"
-            )
-        return ids
-
     def _target(self, command: Submit) -> Sequence | None:
         """Return the sequence that the submit goes on, or None when it opens one."""
         sequence = self._sequences.get(command.sequence)
         if sequence is not None and sequence.turn is not None:
-            raise _Refusal("busy", f"sequence {command.sequence} has a running turn")
+            raise Refusal("busy", f"sequence {command.sequence} has a running turn")
         if command.turn in self._turns:
-            raise _Refusal("invalid", f"turn {command.turn} is already open")
+            raise Refusal("invalid", f"turn {command.turn} is already open")
         if command.keep == 0:
             return None
         if command.keep < 0 or command.max_tokens < 0:
-            raise _Refusal("invalid", "keep and max_tokens are not negative")
+            raise Refusal("invalid", "keep and max_tokens are not negative")
         if (
             sequence is None
             or sequence.generation != command.generation
             or sequence.namespace != command.namespace
             or command.keep > len(sequence.log)
         ):
-            raise _Refusal(
+            raise Refusal(
                 "unknown_sequence",
                 f"no sequence {command.sequence} of generation {command.generation} "
                 f"with {command.keep} tokens",
             )
         return sequence
-
-    def _admissible(self, command: Submit, prompt: int) -> None:
-        if prompt == 0 or command.max_tokens < 0:
-            raise _Refusal("invalid", "a turn needs at least one token and no negative max_tokens")
-        if command.background and command.max_tokens:
-            raise _Refusal("invalid", "a background turn only prefills: max_tokens is 0")
-        if prompt + 1 > self._info.max_context:
-            raise _Refusal(
-                "context_full",
-                f"{prompt} tokens leave no room in a context of {self._info.max_context}",
-            )
-        if not self._fits_pool(prompt + 1):
-            capacity = self._kv.num_blocks * self._kv.block_size
-            raise _Refusal(
-                "exceeds_kv_capacity", f"{prompt} tokens never fit a KV cache of {capacity}"
-            )
-        if len(self._scheduler.waiting) >= self._settings.max_waiting:
-            raise _Refusal("overloaded", f"{self._settings.max_waiting} turns are waiting already")
-
-    def _matcher(self, spec: str | None) -> Matcher | None:
-        if spec is None:
-            return None
-        if self._grammars is None:
-            raise _Refusal("bad_grammar", "this engine has no grammars")
-        try:
-            return self._grammars.compile(spec)
-        except Exception as error:  # a third party's compiler must not stop the engine
-            raise _Refusal("bad_grammar", str(error) or type(error).__name__) from error
 
     def _fork(self, command: Fork) -> None:
         source = self._sequences.get(command.sequence)
@@ -298,16 +209,16 @@ class Engine:
             or source.generation != command.generation
             or not 0 <= command.keep <= len(source.log)
         ):
-            raise _Refusal(
+            raise Refusal(
                 "unknown_sequence",
                 f"no sequence {command.sequence} of generation {command.generation} "
                 f"with {command.keep} tokens",
             )
         if command.into == command.sequence:
-            raise _Refusal("invalid", "a sequence cannot be forked into itself")
+            raise Refusal("invalid", "a sequence cannot be forked into itself")
         into = self._sequences.get(command.into)
         if into is not None and into.turn is not None:
-            raise _Refusal("busy", f"sequence {command.into} has a running turn")
+            raise Refusal("busy", f"sequence {command.into} has a running turn")
         self._close(command.into)
         chain = self._kv.fork(source.chain, command.keep)
         self._sequences[command.into] = Sequence(
@@ -343,20 +254,8 @@ class Engine:
 
     def _inspect(self, command: Inspect) -> None:
         known = [self._sequences[n] for n in command.sequences if n in self._sequences]
-        self._events.append(Inspected(command.number, [self._residency(each) for each in known]))
-
-    def _residency(self, sequence: Sequence) -> Residency:
-        chain = sequence.chain
-        block_bytes = self._info.groups[0].block_bytes
-        return Residency(
-            sequence=sequence.id,
-            tokens=chain.length,
-            device=resident_tokens(chain, DEVICE, self._info.block_size),
-            host=resident_tokens(chain, HOST, self._info.block_size),
-            saved_bytes=chain.saved * block_bytes,
-            loaded_bytes=chain.loaded * block_bytes,
-            stall_s=sequence.stall_s,
-        )
+        where = [residency_of(sequence, self._info) for sequence in known]
+        self._events.append(Inspected(command.number, where))
 
     # One step
 
@@ -365,6 +264,8 @@ class Engine:
             computed = turn.prompt_length - turn.cached
             waited = turn.started_at - turn.submitted_at
             lost, reason = self._count_lost(turn)
+            if turn.cached or lost:
+                self._costs.queued(waited, resident=not (turn.from_host or lost))
             self._events.append(
                 Started(turn.id, turn.cached, computed, waited, turn.from_host, lost, reason)
             )
@@ -376,11 +277,17 @@ class Engine:
         reason = "policy" if not self._policy.keeps else "evicted"
         if self._kv.host_pools[0].total:
             reason = "host_full"
-        self._lost[reason] += turn.lost
+        self._counters.lost[reason] += turn.lost
         return turn.lost, reason
 
-    def _charge(self, batch: Batch, seconds: float) -> None:
-        """Share the time of a step out among its turns; nobody pays for what we made them lose."""
+    def _measure(self, batch: Batch, seconds: float) -> None:
+        """Learn what the step cost; share its time out, but not for what we made turns lose."""
+        block_size = self._info.block_size
+        used = (self._kv.num_blocks - self._kv.pools[0].free) * block_size
+        demanded = sum(len(turn.sequence.log) for turn in self._scheduler.waiting)
+        self._costs.step(batch.plan.rows, seconds)
+        self._costs.traffic(self._counters.traffic)
+        self._costs.pool(used, demanded)
         total = sum(row.count for row in batch.plan.rows)
         for row, turn in zip(batch.plan.rows, batch.turns, strict=True):
             chain = turn.sequence.chain
@@ -422,9 +329,9 @@ class Engine:
 
     def _count(self, computed: int, turn: Turn) -> None:
         if turn.generated and computed == 1:
-            self._decode_tokens += 1
+            self._counters.decode_tokens += 1
         else:
-            self._prefill_tokens += computed
+            self._counters.prefill_tokens += computed
 
     def _report_progress(self, turn: Turn, length: int) -> None:
         done = min(length, turn.prompt_length) - turn.cached
@@ -466,12 +373,9 @@ class Engine:
         length = len(turn.sequence.log)
         if turn.generated >= turn.command.max_tokens:
             return "length"
-        if length >= self._info.max_context or not self._fits_pool(length):
+        if length >= self._info.max_context or not self._rules.fits_pool(length):
             return "context"
         return ""
-
-    def _fits_pool(self, tokens: int) -> bool:
-        return self._kv.blocks_for(tokens) <= self._kv.num_blocks
 
     def _finish(self, turn: Turn, reason: str, stop_id: int | None = None) -> None:
         sequence = turn.sequence
@@ -480,7 +384,7 @@ class Engine:
         del self._turns[turn.id]
         sequence.stall_s += turn.restore_s
         if turn.recomputed:
-            self._lost["preempted"] += turn.recomputed
+            self._counters.lost["preempted"] += turn.recomputed
         now = self._clock.monotonic()
         sequence.chain.idle.since = now
         if not turn.command.background:

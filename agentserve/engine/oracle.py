@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from agentserve.engine.loop import GrammarFactory
 from agentserve.engine.plan import (
     Copy,
     KvGroup,
@@ -26,6 +25,7 @@ from agentserve.engine.plan import (
     Traffic,
     unpack,
 )
+from agentserve.engine.rules import GrammarFactory
 
 _CELL = 8  # bytes of a cell that are hashed: token and position, int32 each
 

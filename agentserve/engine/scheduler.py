@@ -84,7 +84,7 @@ class Scheduler:
         turn.sequence.chain.idle.queued = 0
 
     def plan(self) -> Batch | None:
-        """Return the next step, or None when there is nothing to compute and no copy to wait for."""
+        """Return the next step, or None without anything to compute, to copy or to wait for."""
         self._counts, self._admitted = {}, []
         self._starved = self._admitting = False
         self._join()

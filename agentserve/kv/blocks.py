@@ -156,6 +156,11 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def free_slots(self) -> tuple[int, ...]:
+        """The numbers of the slots without content."""
+        return tuple(self._free)
+
+    @property
     def cached(self) -> int:
         """Slots with content that nobody uses at the moment."""
         return self.total - len(self._free) - self.locked
@@ -297,7 +302,9 @@ class BlockPool:
                 slot.queued or _owned(slot) or not slot.evictable,
                 f"INV-06: {where} can never be evicted",
             )
-            require(not slot.arriving or slot.locks > 0, f"INV-05: {where} is filled and not locked")
+            require(
+                not slot.arriving or slot.locks > 0, f"INV-05: {where} is filled and not locked"
+            )
             require(
                 slot.holder is not None or not (slot.locks or slot.tokens or slot.doomed),
                 f"INV-02: free {where} is in use",

@@ -9,27 +9,34 @@ Two chains can compute equal blocks at once. The later copy stays unindexed, its
 entry; children of either hang from the entry, so that others find them. The chain keeps the entry
 locked (`aside`) and goes over to it at its next `acquire`.
 
-Invariants, verified by `KvCache.check`:
- 1. Locks are exactly those of active chains and of copies in flight (INV-02, INV-07).
- 2. What a locked holder hangs from is locked, copies apart: so what is not locked can be evicted.
- 3. Committed tokens fit the blocks that the chain has (INV-03); a tail belongs to one chain and is
-    never a full block (INV-04).
- 4. The full blocks of a chain hold the first tokens of its sequence (INV-04, `check_tokens`).
+The invariants are in `checks`.
 """
 
 from array import array
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from agentserve.kv.blocks import Block, BlockPool, LogicalBlock, NoRoom, Tail, require
-from agentserve.kv.copies import DEVICE, HOST, TIERS, CopyQueue
+from agentserve.kv.checks import check_locks, check_owners
+from agentserve.kv.copies import DEVICE, HOST, CopyQueue
 from agentserve.kv.lookup import Chain, Found, GroupChain, find
 from agentserve.kv.policy import Idle, Policy, make_policy
 from agentserve.kv.prefix import PrefixIndex, sha256
 from agentserve.kv.residency import Residency
 from agentserve.kv.tiers import Group, on_device, ready
 
-__all__ = ["Chain", "KvCache"]
+__all__ = ["Chain", "KvCache", "KvShape"]
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """How much KV there can be. `identity` is the model's; blocks are those of each group."""
+
+    identity: str
+    num_blocks: int
+    block_size: int  # tokens
+    host_blocks: int = 0
+    groups: int = 1
 
 
 class KvCache:
@@ -37,21 +44,19 @@ class KvCache:
 
     def __init__(
         self,
-        identity: str,
-        num_blocks: int,
-        block_size: int,
-        groups: int = 1,
-        host_blocks: int = 0,
+        shape: KvShape,
         policy: Policy | None = None,
         digest: Callable[[bytes], bytes] = sha256,
     ) -> None:
         policy = policy or make_policy("lru+host")
-        self.block_size = block_size
-        self.num_blocks = num_blocks
-        host_blocks = host_blocks if policy.uses_host else 0
+        self.block_size = shape.block_size
+        self.num_blocks = shape.num_blocks
+        host_blocks = shape.host_blocks if policy.uses_host else 0
         self._groups = [
-            Group(PrefixIndex(identity, digest), block_size, num_blocks, host_blocks)
-            for _ in range(groups)
+            Group(
+                PrefixIndex(shape.identity, digest), shape.block_size, shape.num_blocks, host_blocks
+            )
+            for _ in range(shape.groups)
         ]
         self.copies = CopyQueue({DEVICE: self.pools, HOST: self.host_pools})
         self.residency = Residency(self._groups, self.copies, policy)
@@ -273,30 +278,10 @@ class KvCache:
         """Verify the invariants of kv; cost grows with pools and chains. Raises InvariantError."""
         for number, group in enumerate(self._groups):
             group.index.check()
-            owners: Counter[LogicalBlock] = Counter()
-            expected = {tier: Counter(self.copies.locked(tier, number)) for tier in TIERS}
-            tails: set[Tail] = set()
-            for chain in self._chains:
-                part = chain.groups[number]
-                owners.update(part.blocks)
-                if chain.active:
-                    named = [h.copies[DEVICE] for h in (*part.blocks, *part.aside, *part.tails)]
-                    expected[DEVICE].update(named)
-                    _check_active(part, self.block_size)
-                require(tails.isdisjoint(part.tails), "INV-04: a tail belongs to two chains")
-                tails.update(part.tails)
             for pool in group.pools:
                 pool.check()
-                locks = expected[pool.tier]
-                require(
-                    pool.locked == len(locks)
-                    and all(slot.locks == count for slot, count in locks.items()),
-                    "INV-02: locks differ from the turns and copies in flight",
-                )
-            require(
-                all(block.owners == count for block, count in owners.items()),
-                "INV-02: owners differ from the sequences that name a block",
-            )
+            check_locks(number, group, self._chains, self.copies)
+            check_owners(number, self._chains)
         for chain in self._chains:
             fits = chain.length <= chain.capacity or not chain.active
             require(fits, "INV-03: committed tokens exceed the chain's blocks")
@@ -328,9 +313,7 @@ class KvCache:
             held += [(p, h) for h in f.holders() for p in group.pools if p.tier in h.copies]
         for pool, holder in held:
             pool.lock(holder)
-        fits = all(
-            self.residency.make_room(number, f.absent()) for number, f in enumerate(found)
-        )
+        fits = all(self.residency.make_room(number, f.absent()) for number, f in enumerate(found))
         for pool, holder in held:
             pool.unlock(holder.copies[pool.tier])
         return fits
@@ -447,19 +430,6 @@ class KvCache:
 
     def _measure(self, chain: Chain) -> None:
         chain.capacity = min(self._capacity(part) for part in chain.groups)
-
-
-def _check_active(part: GroupChain, block_size: int) -> None:
-    named = {h.copies[DEVICE] for h in (*part.blocks, *part.aside, *part.tails)}
-    for slot in named:
-        require(
-            slot.parent is None or slot.parent.copies[DEVICE] in named,
-            "INV-06: a locked block hangs from one that is not",
-        )
-    require(
-        all(tail.valid_tokens < block_size for tail in part.tails),
-        "INV-04: a full tail is not sealed",
-    )
 
 
 def _drop_tails(part: GroupChain, group: Group) -> None:

@@ -151,7 +151,7 @@ def test_a_fork_of_a_running_sequence_takes_what_it_has():
 def test_a_hint_is_kept_and_changes_nothing():
     d = Driver()
     d.run(1, PROMPT)
-    d.engine.apply(Hint(1, 2.5, "keep"))
+    d.engine.apply(Hint(1, ["grep"], 2.5, "device"))
     d.engine.apply(Hint(99, 2.5, "keep"))
     assert d.engine._sequences[1].hint == Hint(1, 2.5, "keep")
     assert not d.engine.busy

@@ -2,11 +2,11 @@ import pytest
 from kv_device import KvDevice, tokens_of
 
 from agentserve.kv.blocks import InvariantError, NoRoom
-from agentserve.kv.chains import KvCache
+from agentserve.kv.chains import KvCache, KvShape
 
 
 def device(num_blocks=16, block_size=4, **options) -> KvDevice:
-    return KvDevice(KvCache("m", num_blocks, block_size, **options))
+    return KvDevice(KvCache(KvShape("m", num_blocks, block_size), **options))
 
 
 def test_the_next_turn_finds_all_kv_of_the_last_one():
@@ -220,7 +220,7 @@ def test_a_truncated_digest_gives_fewer_hits_and_no_wrong_ones():
 
 
 def test_two_groups_hold_the_same_length():
-    kv = KvCache("m", 8, 4, groups=2)
+    kv = KvCache(KvShape("m", 8, 4, groups=2))
     chain = kv.open("a")
     log = tokens_of(range(10))
     assert kv.acquire(chain, log) == 0

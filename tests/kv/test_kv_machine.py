@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 from kv_device import KvDevice, tokens_of
 
 from agentserve.kv.blocks import NoRoom
-from agentserve.kv.chains import KvCache
+from agentserve.kv.chains import KvCache, KvShape
 
 BLOCK = 4
 few_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=9)
@@ -33,7 +33,7 @@ class KvMachine(RuleBasedStateMachine):
     @initialize(blocks=st.integers(3, 12), bits=st.sampled_from([None, 4]))
     def start(self, blocks, bits):
         options = {} if bits is None else {"digest": lambda data: bytes([sum(data) % 2**bits])}
-        self.kv = KvCache("m", blocks, BLOCK, **options)
+        self.kv = KvCache(KvShape("m", blocks, BLOCK), **options)
         self.device = KvDevice(self.kv)
         self.models: list[Model] = []
 

@@ -8,7 +8,7 @@ from agentserve.engine.loop import Engine
 from agentserve.engine.messages import Finished, Refused, Started, Submit, Tokens
 from agentserve.engine.oracle import OracleRunner, oracle_next
 from agentserve.engine.plan import StepPlan, pack
-from agentserve.kv.chains import KvCache
+from agentserve.kv.chains import KvCache, KvShape
 
 VOCAB = 256
 
@@ -44,7 +44,7 @@ class Driver:
         self.settings = settings or EngineSettings(check_invariants=True)
         info = self.runner.info
         kv = (
-            KvCache(info.identity, info.num_blocks, info.block_size, digest=digest)
+            KvCache(KvShape(info.identity, info.num_blocks, info.block_size), digest=digest)
             if digest
             else None
         )

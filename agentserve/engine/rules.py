@@ -1,0 +1,88 @@
+"""What a submit must satisfy before it changes anything."""
+
+from array import array
+from typing import Protocol
+
+from agentserve.config import EngineSettings
+from agentserve.engine.messages import Submit
+from agentserve.engine.plan import RunnerInfo, unpack
+from agentserve.engine.sequence import Matcher
+from agentserve.kv.chains import KvCache
+
+
+class GrammarFactory(Protocol):
+    """Makes matchers from grammar specs that are opaque to the engine."""
+
+    def compile(self, spec: str) -> Matcher:
+        """Return a fresh matcher. Raises ValueError with a readable message."""
+        ...
+
+
+class Refusal(Exception):
+    """A command that changes nothing; becomes a Refused event."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SubmitRules:
+    """The limits of one engine. What breaks them raises Refusal."""
+
+    def __init__(
+        self,
+        info: RunnerInfo,
+        settings: EngineSettings,
+        kv: KvCache,
+        grammars: GrammarFactory | None,
+    ) -> None:
+        self._info = info
+        self._settings = settings
+        self._kv = kv
+        self._grammars = grammars
+
+    def ids(self, data: bytes) -> "array[int]":
+        """Return token ids of this vocabulary."""
+        try:
+            ids = unpack(data)
+        except ValueError:
+            raise Refusal("invalid", "token ids are not packed int32") from None
+        if ids and not (min(ids) >= 0 and max(ids) < self._info.vocab_size):
+            raise Refusal(
+                "invalid", f"a token id is outside the vocabulary of {self._info.vocab_size}"
+            )
+        return ids
+
+    def admissible(self, command: Submit, prompt: int, waiting: int) -> None:
+        """Let a turn over `prompt` tokens pass, with `waiting` turns ahead of it."""
+        if prompt == 0 or command.max_tokens < 0:
+            raise Refusal("invalid", "a turn needs at least one token and no negative max_tokens")
+        if command.background and command.max_tokens:
+            raise Refusal("invalid", "a background turn only prefills: max_tokens is 0")
+        if prompt + 1 > self._info.max_context:
+            raise Refusal(
+                "context_full",
+                f"{prompt} tokens leave no room in a context of {self._info.max_context}",
+            )
+        if not self.fits_pool(prompt + 1):
+            capacity = self._kv.num_blocks * self._kv.block_size
+            raise Refusal(
+                "exceeds_kv_capacity", f"{prompt} tokens never fit a KV cache of {capacity}"
+            )
+        if waiting >= self._settings.max_waiting:
+            raise Refusal("overloaded", f"{self._settings.max_waiting} turns are waiting already")
+
+    def fits_pool(self, tokens: int) -> bool:
+        """Whether a sequence of so many tokens fits the empty device tier."""
+        return self._kv.blocks_for(tokens) <= self._kv.num_blocks
+
+    def matcher(self, spec: str | None) -> Matcher | None:
+        """Return the matcher of a grammar, None without one."""
+        if spec is None:
+            return None
+        if self._grammars is None:
+            raise Refusal("bad_grammar", "this engine has no grammars")
+        try:
+            return self._grammars.compile(spec)
+        except Exception as error:  # a third party's compiler must not stop the engine
+            raise Refusal("bad_grammar", str(error) or type(error).__name__) from error
