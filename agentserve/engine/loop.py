@@ -158,7 +158,8 @@ class Engine:
             chain = self._kv.open(command.namespace)
             sequence = Sequence(command.sequence, command.generation, command.namespace, chain)
             self._sequences[sequence.id] = sequence
-        elif not command.background:
+        elif sequence.waits and not command.background:
+            sequence.waits = False
             self._policy.learn(sequence.chain.idle, now)
         self._kv.cut(sequence.chain, keep)
         del sequence.log[keep:]
@@ -221,6 +222,7 @@ class Engine:
             raise Refusal("busy", f"sequence {command.into} has a running turn")
         self._close(command.into)
         chain = self._kv.fork(source.chain, command.keep)
+        chain.idle.since = self._clock.monotonic()
         self._sequences[command.into] = Sequence(
             command.into,
             command.into_generation,
@@ -287,7 +289,7 @@ class Engine:
         demanded = sum(len(turn.sequence.log) for turn in self._scheduler.waiting)
         self._costs.step(batch.plan.rows, seconds)
         self._costs.traffic(self._counters.traffic)
-        self._costs.pool(used, demanded)
+        self._costs.pool(used, demanded, self._kv.residency.spare(0) * block_size)
         total = sum(row.count for row in batch.plan.rows)
         for row, turn in zip(batch.plan.rows, batch.turns, strict=True):
             chain = turn.sequence.chain
@@ -387,6 +389,7 @@ class Engine:
             self._counters.lost["preempted"] += turn.recomputed
         now = self._clock.monotonic()
         sequence.chain.idle.since = now
+        sequence.waits = sequence.waits or not turn.command.background
         if not turn.command.background:
             sequence.chain.idle.tools, sequence.chain.idle.expected_s = (), None
         first = turn.first_token_at if turn.first_token_at >= 0 else now

@@ -74,6 +74,7 @@ class Scheduler:
         """Queue a new turn."""
         self.waiting.add(turn)
         turn.sequence.chain.idle.queued = turn.arrival
+        self._kv.residency.touch(turn.sequence.chain)
 
     def remove(self, turn: Turn, *, discard: bool = False) -> None:
         """Take a turn that is over out of the batch or the queue."""

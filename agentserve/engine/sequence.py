@@ -33,6 +33,7 @@ class Sequence:
     chain: Chain
     log: "array[int]" = field(default_factory=lambda: array("i"))
     turn: "Turn | None" = None
+    waits: bool = False  # a turn has ended and none has come since
     stall_s: float = 0.0  # time that its turns have waited for copies
     service: float = 0.0  # seconds of engine time charged to it: its virtual time (fairness)
 

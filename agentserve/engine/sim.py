@@ -41,7 +41,7 @@ from agentserve.engine.messages import (
 from agentserve.engine.oracle import OracleRunner, oracle_next
 from agentserve.engine.plan import pack
 from agentserve.engine.simworld import Computed, FaultyRunner, Grammars, World
-from agentserve.kv.chains import KvCache
+from agentserve.kv.chains import KvCache, KvShape
 from agentserve.kv.policy import make_policy
 
 INJECTED = {
@@ -89,13 +89,13 @@ class Simulation:
             max_waiting=self.world.max_waiting,
             check_invariants=True,
         )
-        self.kv = KvCache(
-            self.runner.info.identity,
-            self.world.num_blocks,
-            self.world.block_size,
+        shape = KvShape(
+            identity=self.runner.info.identity,
+            num_blocks=self.world.num_blocks,
+            block_size=self.world.block_size,
             host_blocks=self.world.host_blocks,
-            policy=make_policy(self.world.policy),
         )
+        self.kv = KvCache(shape, make_policy(self.world.policy))
         grammars = Grammars(self.world.vocab_size)
         self.engine = Engine(self.runner, self.clock, settings, grammars, self.kv)
         self.counts: Counter[str] = Counter()
@@ -193,7 +193,7 @@ class Simulation:
 
     def step(self) -> None:
         """Let the engine run a step, and hold its events against the reference."""
-        self.clock.advance(self.rng.random())
+        self.clock.advance(self.rng.random() * self.world.tick)
         issued, busy = self.engine.stats().step, bool(self._open)
         events = self.engine.step()
         self.counts["steps"] += 1

@@ -28,11 +28,13 @@ class World(msgspec.Struct, frozen=True):
     fault_rate: float
     copy_rate: float  # chance that a copy in flight ends with a step
     trouble_rate: float  # chance that its completion is lost, or comes twice
+    tick: float  # seconds that pass between two steps, at most
 
     @classmethod
     def draw(cls, rng: random.Random) -> "World":
         """Return a random world, small enough that memory is always short."""
         slots = rng.choice((1, 3, 4, 6, 8))
+        trouble = rng.choice((0.0, 0.0, 0.05))
         return cls(
             block_size=rng.choice((1, 2, 3, 4, 8)),
             num_blocks=rng.randint(4, 20),
@@ -47,7 +49,8 @@ class World(msgspec.Struct, frozen=True):
             actions=rng.randint(40, 300),
             fault_rate=rng.choice((0.0, 0.0, 0.01)),
             copy_rate=rng.choice((1.0, 0.7, 0.2)),
-            trouble_rate=rng.choice((0.0, 0.0, 0.05)),
+            trouble_rate=trouble,
+            tick=1.0 if trouble else rng.choice((1.0, 0.01)),
         )
 
 

@@ -16,6 +16,7 @@ from agentserve.kv.tiers import Group, ready
 
 SAVES_IN_FLIGHT = 16  # blocks; few, so that a load does not wait behind them
 DEMAND_ROUNDS = 8
+ORDER_AGE_S = 0.05  # the order of victims is found anew after so long; it costs some ms
 LOADS_AHEAD = 64  # blocks in flight for turns that were announced
 
 
@@ -32,7 +33,8 @@ class Residency:
         self._promoted: dict[Chain, None] = {}
         self._now = 0.0
         self._costs: Callable[[], Costs] = no_costs
-        self._order: list[Chain] | None = None
+        self._order: dict[Chain, None] | None = None  # idle chains, coldest first
+        self._ordered_at = 0.0
         self._rounds = 0  # of saves on demand since they last made room
         self._has_host = policy.uses_host and all(group.host.total for group in groups)
 
@@ -43,7 +45,9 @@ class Residency:
 
     def begin_step(self, now: float, costs: Callable[[], Costs]) -> None:
         """Take the clock's seconds and what tells the measured costs, for the policy."""
-        self._now, self._costs, self._order = now, costs, None
+        self._now, self._costs = now, costs
+        if now - self._ordered_at >= ORDER_AGE_S:
+            self._order = None
 
     def make_room(self, number: int, count: int, before: Chain | None = None) -> bool:
         """Free slots of group `number` on the device until `count` are free; False if not now.
@@ -86,13 +90,29 @@ class Residency:
 
     def ended(self, chain: Chain) -> None:
         """Note that `chain` is idle from now on, with KV left behind."""
-        self._order = None
+        self.touch(chain)
         if not self.policy.keeps:
             for number, group in enumerate(self._groups):
                 self._strip(chain, number, group.device.total, clean=False)
         elif self._has_host:
             self._unsaved[chain] = None
             chain.idle.clean = False
+
+    def touch(self, chain: Chain) -> None:
+        """Let `chain` be the last victim until the order is found anew."""
+        if self._order is not None:
+            self._order.pop(chain, None)
+            self._order[chain] = None
+
+    def spare(self, number: int) -> int:
+        """Return the device slots that cost nothing: free, or idle with a host copy; about."""
+        pool = self._groups[number].device
+        dirty = sum(
+            len(chain.groups[number].holders())
+            for chain in self.chains
+            if not chain.active and not chain.idle.clean
+        )
+        return pool.free + max(0, pool.cached - dirty)
 
     def started(self, chain: Chain) -> None:
         """Note that `chain` is active or closed: nothing is moved for it any more."""
@@ -123,6 +143,7 @@ class Residency:
         if begin:
             self._leaving.discard(chain)
             self._promoted[chain] = None
+            self.touch(chain)
         else:
             self._promoted.pop(chain, None)
 
@@ -155,8 +176,9 @@ class Residency:
         if self._order is None:
             chains = {id(chain.idle): chain for chain in self.chains if not chain.active}
             idle = self.policy.order((c.idle for c in chains.values()), self._now, self._costs())
-            self._order = [chains[id(one)] for one in idle]
-        order = [chain for chain in self._order if not chain.active]
+            self._order = dict.fromkeys(chains[id(one)] for one in idle)
+            self._ordered_at = self._now
+        order = [chain for chain in self._order if not chain.active and chain in self.chains]
         if before is None:
             return order
         if before in order:
