@@ -105,8 +105,10 @@ class Residency:
             self._order[chain] = None
 
     def spare(self, number: int) -> int:
-        """Return the device slots that cost nothing: free, or idle with a host copy; about."""
+        """Return about how many device slots cost nothing: free, or idle with a host copy."""
         pool = self._groups[number].device
+        if not self._has_host:
+            return pool.free
         dirty = sum(
             len(chain.groups[number].holders())
             for chain in self.chains
