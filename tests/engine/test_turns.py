@@ -5,7 +5,7 @@ import pytest
 from engine_driver import VOCAB, Driver, RecordingRunner, alone
 
 from agentserve.config import EngineSettings
-from agentserve.engine.messages import Cancel, Close, Fork, Hint, Progress, Stats, Submit
+from agentserve.engine.messages import Cancel, Close, Fork, Progress, Stats, Submit
 from agentserve.engine.plan import SamplingParams, pack, unpack
 from agentserve.engine.simworld import Grammars
 
@@ -146,15 +146,6 @@ def test_a_fork_of_a_running_sequence_takes_what_it_has():
     second = d.run(2, [2], keep=23)
     assert d.output[first] == alone(PROMPT, 10)
     assert d.output[second] == alone([*PROMPT, *d.output[first][:3], 2], 4)
-
-
-def test_a_hint_is_kept_and_changes_nothing():
-    d = Driver()
-    d.run(1, PROMPT)
-    d.engine.apply(Hint(1, ["grep"], 2.5, "device"))
-    d.engine.apply(Hint(99, 2.5, "keep"))
-    assert d.engine._sequences[1].hint == Hint(1, 2.5, "keep")
-    assert not d.engine.busy
 
 
 @pytest.mark.parametrize(
