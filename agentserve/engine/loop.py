@@ -154,9 +154,11 @@ class Engine:
         matcher = self._rules.matcher(command.grammar)
         now = self._clock.monotonic()
         if sequence is None:
+            before = self._sequences.get(command.sequence)
             self._close(command.sequence)
             chain = self._kv.open(command.namespace)
             sequence = Sequence(command.sequence, command.generation, command.namespace, chain)
+            sequence.service = before.service if before is not None else 0.0
             self._sequences[sequence.id] = sequence
         elif sequence.waits and not command.background:
             sequence.waits = False
@@ -229,6 +231,7 @@ class Engine:
             source.namespace,
             chain,
             source.log[: command.keep],
+            service=source.service,
         )
 
     def _close(self, sequence_id: int) -> None:
