@@ -236,12 +236,16 @@ class BlockPool:
         self.tokens += tokens - slot.tokens
         slot.tokens = tokens
 
+    def hand_over(self, old: Tail, new: Block) -> None:
+        """Let the slot of `old` hold `new`, whose parent is resident."""
+        slot = old.copies.pop(self.tier)
+        slot.holder = new
+        new.copies[self.tier] = slot
+        self._move(slot, new.parent)
+
     def promote(self, tail: Tail, block: LogicalBlock) -> None:
         """Let the slot of `tail`, now full, hold `block`."""
-        slot = tail.copies.pop(self.tier)
-        slot.holder = block
-        block.copies[self.tier] = slot
-        self._move(slot, block.parent)
+        self.hand_over(tail, block)
         self.fill(block, self.block_size)
 
     def rehang(self, holder: Tail, parent: LogicalBlock | None) -> None:

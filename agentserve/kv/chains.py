@@ -335,6 +335,9 @@ class KvCache:
         if tail is not None:
             group.trim(tail, count)
             group.host.drop(tail)  # it goes stale with the first token that is written
+            if HOST in tail.copies:  # a copy in flight needs it longer: it is nobody's from now on
+                part.tails[0] = Tail(tail.parent, count)
+                group.device.hand_over(tail, part.tails[0])
         else:
             _drop_tails(part, group)
             if source is not None and not self._branch(number, chain, part, source, count):
