@@ -96,7 +96,7 @@ class KvCache:
     def open(self, namespace: str) -> Chain:
         """Return an empty chain."""
         chain = Chain(namespace, [GroupChain() for _ in self._groups], Idle(namespace, 0.0))
-        self._chains.add(chain)
+        self._chains[chain] = None
         return chain
 
     def close(self, chain: Chain) -> None:
@@ -107,7 +107,7 @@ class KvCache:
             _drop_tails(part, group)
             group.disown(reversed(part.blocks))
             part.blocks = []
-        self._chains.discard(chain)
+        self._chains.pop(chain, None)
 
     def cut(self, chain: Chain, keep: int) -> None:
         """Shorten an idle chain to at most `keep` tokens. Copies nothing yet."""

@@ -24,12 +24,12 @@ class Residency:
     """Moves blocks of the chains in `chains` between the tiers of `groups`."""
 
     def __init__(self, groups: list[Group], copies: CopyQueue, policy: Policy) -> None:
-        self.chains: set[Chain] = set()
+        self.chains: dict[Chain, None] = {}  # no sets: what is done must not hang on addresses
         self.policy = policy
         self._groups = groups
         self._copies = copies
         self._unsaved: dict[Chain, None] = {}  # in the order in which their turns ended
-        self._leaving: set[Chain] = set()  # give up their device slots once they are saved
+        self._leaving: dict[Chain, None] = {}  # give up their device slots once they are saved
         self._promoted: dict[Chain, None] = {}
         self._now = 0.0
         self._costs: Callable[[], Costs] = no_costs
@@ -120,14 +120,14 @@ class Residency:
         """Note that `chain` is active or closed: nothing is moved for it any more."""
         self._unsaved.pop(chain, None)
         self._promoted.pop(chain, None)
-        self._leaving.discard(chain)
+        self._leaving.pop(chain, None)
         chain.idle.promoted = False
 
     def hint(self, chain: Chain) -> None:
         """Act on `chain.idle.kv`: "host" makes room as soon as all is saved, "drop" forgets it."""
         if chain.active:
             return
-        self._leaving.discard(chain)
+        self._leaving.pop(chain, None)
         if chain.idle.kv == "drop":
             self._unsaved.pop(chain, None)
             for number, group in enumerate(self._groups):
@@ -135,7 +135,7 @@ class Residency:
                 self._strip_host(chain, number, group.host.total, doubles=False)
         elif chain.idle.kv == "host" and self._has_host:
             self._unsaved[chain] = None
-            self._leaving.add(chain)
+            self._leaving[chain] = None
 
     def promote(self, chain: Chain, *, begin: bool) -> None:
         """Bring an idle chain to the device, or stop doing so."""
@@ -143,7 +143,7 @@ class Residency:
             return
         chain.idle.promoted = begin
         if begin:
-            self._leaving.discard(chain)
+            self._leaving.pop(chain, None)
             self._promoted[chain] = None
             self.touch(chain)
         else:
@@ -162,7 +162,7 @@ class Residency:
             del self._unsaved[chain]
         for chain in list(self._leaving):
             if chain not in self._unsaved and not self._copies.counts["save"]:
-                self._leaving.discard(chain)
+                self._leaving.pop(chain, None)
                 for number, group in enumerate(self._groups):
                     self._strip(chain, number, group.device.total, clean=True)
 
