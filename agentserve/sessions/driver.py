@@ -311,13 +311,15 @@ class TurnDriver:
             await self._launch(run)
 
     def _may_prefill(self, session: Session) -> bool:
-        idle = session.running is None and not session.queue and not session.closed
-        return idle and self._has_room()
+        return session.idle and self._room() is not None
 
-    def _has_room(self) -> bool:
+    def _room(self) -> tuple[RunnerInfo, int] | None:
+        """Return the engine and its incarnation, unless it would take no prefill now."""
         up = self._down is None and not self.draining
         open_turns = self.open_turns + len(self._ahead) + len(self._prepared)
-        return up and open_turns < self._settings.max_open_turns
+        if self._info is None or not up or open_turns >= self._settings.max_open_turns:
+            return None
+        return self._info, self.incarnation
 
     def prefill_staged(self, session: Session) -> int:
         """Prefill the staged results of an idle session; return the tokens handed to the engine.
@@ -375,8 +377,7 @@ class TurnDriver:
             gone = left is not None and now - left >= self._settings.disconnect_grace_s
             if gone and run.request.on_disconnect == "cancel":
                 await self.cancel(run, "none")
-        if self._info is not None and self._has_room():
-            self._prepared.start(self._info, self.incarnation)
+        await self._prepared.start(self._room)
 
     async def _end_safely(
         self, run: TurnRun, finished: Finished | None, error: AgentserveError | None

@@ -6,9 +6,12 @@ up to the message. It is computed in a second sequence, beside the old KV, and t
 in the one that has more of its prompt. Nothing here moves a head.
 """
 
+import asyncio
 import logging
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+import msgspec
 
 from agentserve.engine.messages import (
     Cancel,
@@ -21,36 +24,45 @@ from agentserve.engine.messages import (
     Tokens,
 )
 from agentserve.engine.plan import RunnerInfo, SamplingParams
-from agentserve.sessions.conversation import Message
+from agentserve.sessions.conversation import Conversation, Message
 from agentserve.sessions.mirror import Mirror, Prepared, SubmitOptions
-from agentserve.sessions.prompt import Fed, compose, fits
+from agentserve.sessions.prompt import Fed, fits, rewritten
 from agentserve.sessions.session import Session
 from agentserve.sessions.text import ModelText
 from agentserve.sessions.tree import common_prefix
 
 log = logging.getLogger("agentserve.turns")
 
+Engine = Callable[[], tuple[RunnerInfo, int] | None]
+
 LEAST = 32  # tokens; fewer are computed with the user's message in about the same time
 _ASKED = ("Yes", "1")  # two messages that share no token
 _PREFILL = SubmitOptions(max_tokens=0, stop_ids=[], sampling=SamplingParams(), background=True)
 
 
-def rewritten_log(session: Session, text: ModelText) -> "array[int] | None":
+async def rewritten_log(session: Session, text: ModelText) -> "array[int] | None":
     """Return the log that the next user message gives, as far as it does not depend on the message.
 
-    None when the log only grows then, or when something other than a user message comes next.
+    None when the log only grows then, or when something other than a user message comes next. The
+    history is rendered in a thread: that takes a tenth of a second for tens of thousands of tokens.
     """
     head = session.head
     if head is None or head.pending or session.profile.on_template_rewrite == "keep":
         return None
-    known: array[int] | None = None
-    for asked in _ASKED:
-        fed = Fed((), (Message(role="user", text=asked),))
-        given = compose(session, text, fed, generates=True).log
-        known = given if known is None else known[: common_prefix(known, given)]
-        if common_prefix(known, session.tree.log(head)) == head.length:
-            return None
-    return known
+    asked = [Fed((), (Message(role="user", text=said),)) for said in _ASKED]
+    first = rewritten(session, text, asked[0])
+    if first is None:
+        return None
+    messages = (*first.messages[:-1], *asked[1].messages)
+    second = msgspec.structs.replace(first, messages=messages)
+    log = session.tree.log(head)
+    known = await asyncio.to_thread(_common, text, first, second)
+    return known if common_prefix(known, log) < len(log) else None
+
+
+def _common(text: ModelText, first: Conversation, second: Conversation) -> "array[int]":
+    left, right = (array("i", text.composer.tokens(whole)) for whole in (first, second))
+    return left[: common_prefix(left, right)]
 
 
 class PreparedHistory:
@@ -78,34 +90,46 @@ class PreparedHistory:
         if self._limit:
             self._candidates[session.key] = session
 
-    def start(self, info: RunnerInfo, incarnation: int) -> None:
-        """Begin with the sessions that still wait for a message, or go on with them."""
+    async def start(self, engine: Engine) -> None:
+        """Begin with the sessions that still wait for a message, or go on with them.
+
+        `engine` tells of the engine, with its incarnation, unless it would take no prefill now.
+        """
         for key, session in list(self._candidates.items()):
             if len(self._flights) >= self._limit:
                 return
-            del self._candidates[key]
-            if session.running is not None or session.queue or session.closed:
-                continue
+            if self._candidates.pop(key, None) is None:
+                continue  # a turn came while another history was rendered
             try:
-                self._begin(session, info, incarnation)
+                if session.prepared is None:
+                    await self._open(session, engine)
+                self._submit(session, engine)
             except Exception:
                 log.exception("session=%s: the history was not prepared", session.id)
                 self.close(session)
 
-    def _begin(self, session: Session, info: RunnerInfo, incarnation: int) -> None:
-        prepared = session.prepared
-        if prepared is None:
-            wanted = rewritten_log(session, self._text)
-            if wanted is None or not fits(len(wanted), info):
-                return
-            session.mirror.sync(incarnation)
-            if len(wanted) - session.mirror.reach(wanted) < LEAST:
-                return
-            mirror = Mirror(next(self._sequences), session.principal)
-            prepared = session.prepared = Prepared(mirror, wanted)
-        if prepared.turn:
+    async def _open(self, session: Session, engine: Engine) -> None:
+        """Find out what the next message will leave to be computed; open a sequence if it is much.
+
+        Whatever happens to the session meanwhile makes that useless.
+        """
+        head = session.head
+        if not session.idle:
             return
-        prepared.mirror.sync(incarnation)
+        wanted = await rewritten_log(session, self._text)
+        up = engine()
+        if wanted is None or up is None or not session.idle or session.head is not head:
+            return
+        info, incarnation = up
+        session.mirror.sync(incarnation)
+        if fits(len(wanted), info) and len(wanted) - session.mirror.reach(wanted) >= LEAST:
+            session.prepared = Prepared(Mirror(next(self._sequences), session.principal), wanted)
+
+    def _submit(self, session: Session, engine: Engine) -> None:
+        prepared, up = session.prepared, engine()
+        if prepared is None or prepared.turn or up is None:
+            return
+        prepared.mirror.sync(up[1])
         prepared.turn, prepared.reached, prepared.done = next(self._turns), 0, 0
         self._flights[prepared.turn] = (session, prepared)
         self._link.send(prepared.mirror.submit(prepared.turn, prepared.wanted, _PREFILL))

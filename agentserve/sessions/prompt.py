@@ -128,6 +128,16 @@ def compose(session: Session, text: ModelText, fed: Fed, *, generates: bool) -> 
     return _rewritten_prompt(session, text, fed, full)
 
 
+def rewritten(session: Session, text: ModelText, fed: Fed) -> Conversation | None:
+    """Return the whole conversation with `fed` if the log before it may be rendered anew for it."""
+    head = session.head
+    whole = conversation(session, session.tree.messages(head), fed.messages)
+    anchor = head.anchor if head is not None else None
+    if anchor is None or _glue(session, text, whole, anchor, True) is not None:
+        return None
+    return whole
+
+
 def _glue(
     session: Session, text: ModelText, whole: Conversation, anchor: Anchor, generates: bool
 ) -> array[int] | None:

@@ -93,6 +93,11 @@ class Session:
         """Its id."""
         return self.tree.head.id if self.tree.head is not None else None
 
+    @property
+    def idle(self) -> bool:
+        """Whether it is open and no turn runs or waits."""
+        return self.running is None and not self.queue and not self.closed
+
     def mint_turn(self) -> str:
         """Return the next turn id."""
         turn = f"t_{self.next_turn}"
