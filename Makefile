@@ -15,7 +15,7 @@ PIP := $(PY) -m pip install --disable-pip-version-check -q -c constraints.txt
 endif
 BASE := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help demo test check fmt sim bench-tools bench-scale clean
+.PHONY: help demo test check fmt sim bench-tools bench-scale bench-residency clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -46,6 +46,9 @@ bench-tools: $(STAMPS)/installed  ## how often SmolLM2 calls the right tool, in 
 
 bench-scale: $(STAMPS)/installed  ## host KV on an H200, simulated: 16 to 64 agents, a cost model
 	PYTHONPATH=benchmarks $(PY) benchmarks/residency_at_scale.py --json benchmarks/results/residency_at_scale.json
+
+bench-residency: $(STAMPS)/installed  ## 16 agents on KV for 4: four residency policies, 20 minutes
+	$(PY) benchmarks/residency.py
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .stamps .pytest_cache .mypy_cache .ruff_cache .hypothesis

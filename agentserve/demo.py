@@ -1,4 +1,4 @@
-"""`agentserve demo`: the real server, a real model, and an agent's hundred turns."""
+"""`agentserve demo`: the real server, a real model, an agent's hundred turns; then six agents."""
 
 import time
 from pathlib import Path
@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 import agentserve
 from agentserve.model.prepare import prepare
 from agentserve.replay.command import finish, show
+from agentserve.replay.compare import AGENTS, DEVICE_TOKENS, compare
 from agentserve.replay.runner import ReplaySettings
 from agentserve.replay.scenario import Scenario, load_scenario
 from agentserve.replay.server import own_server
@@ -45,6 +46,24 @@ def run_demo(
         report = show([scenario], url, ReplaySettings(speed=float("inf"), free=free), console)
     console.print("\n4. The server is stopped. What it took:")
     finish(report, console, json_path)
+
+
+def run_second_demo(model: str = "smollm2-135m", console: Console | None = None) -> None:
+    """Let six agents share KV for two, first without a host tier, then with it, and report.
+
+    Raises OSError when a server does not start, ReplayError when an agent does not get to its end.
+    """
+    console = console or Console()
+    console.print(
+        f"\nPart 2: {AGENTS.sessions} agents, whose tools take {AGENTS.gap:g} s on average, and "
+        f"device KV for two\n   of them ({DEVICE_TOKENS:,} tokens). Twice the same work: where "
+        "KV that had to leave is computed again,\n   and where it goes to the host tier and "
+        "comes back. On a CPU both tiers are the same DRAM.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    _prepare(model, console)
+    compare(model, console)
 
 
 def _scenario(turns: int | None) -> Scenario:

@@ -85,14 +85,26 @@ def demo(
     turns: Annotated[
         int | None, typer.Option(min=1, help="Only so many of the 100 turns.", show_default=False)
     ] = None,
+    part: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=2, help="1: the 100 turns. 2: six agents on KV for two.", show_default="both"
+        ),
+    ] = None,
     model: Model = DEFAULT_MODEL,
     json_path: JsonFile = None,
 ) -> None:
-    """Start a server, replay a coding agent's 100 turns on it, and report.
+    """Start a server, replay a coding agent's 100 turns on it, and report; then six agents.
 
     The assistant's words are those of the scenario, decoded step by step as if sampled, so that a
-    small model tells a sensible story while the engine does all the work.
+    small model tells a sensible story while the engine does all the work. In part 2 six agents run
+    on KV for two, first without a host tier, then with it. --free, --turns and --json are of part
+    1, and without --part they run it alone.
     """
-    from agentserve.demo import run_demo
+    from agentserve.demo import run_demo, run_second_demo
 
-    run_demo(model=model, free=free, turns=turns, json_path=json_path)
+    alone = free or turns is not None or json_path is not None
+    if part != 2:
+        run_demo(model=model, free=free, turns=turns, json_path=json_path)
+    if part == 2 or (part is None and not alone):
+        run_second_demo(model)

@@ -39,6 +39,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     turns: int = 20
     prompt: int = 1250  # system prompt, the same in every session
     new: int = 175  # what each turn adds: the user's first message, then tool results
+    first: int = 0  # the user's first message, where it is of another size than `new`
     output: int = 32  # of each turn, a tool call; at least CALL_TOKENS + 1
     gap: float = 1.0  # mean of the exponential tool times, seconds
     seed: int = 0
@@ -56,8 +57,10 @@ def parse_workload(text: str) -> Workload:
         raise ValueError(f"workload: {error}") from None
     if min(workload.sessions, workload.turns, workload.prompt, workload.new) < 1:
         raise ValueError("workload: sessions, turns, prompt and new must be at least 1")
-    if workload.output <= CALL_TOKENS or workload.gap < 0:
-        raise ValueError(f"workload: output must exceed {CALL_TOKENS}, gap must not be negative")
+    if workload.output <= CALL_TOKENS or workload.gap < 0 or workload.first < 0:
+        raise ValueError(
+            f"workload: output must exceed {CALL_TOKENS}, gap and first must not be negative"
+        )
     return workload
 
 
@@ -74,7 +77,7 @@ def generate(workload: Workload) -> list[Scenario]:
 def _session(workload: Workload, system: str, number: int) -> Scenario:
     source = random.Random(f"{workload.seed}/{number}")
     turns = [_call_turn(workload, source, first=not index) for index in range(workload.turns - 1)]
-    user = None if turns else _words(source, workload.new)
+    user = None if turns else _words(source, workload.first or workload.new)
     turns.append(ScenarioTurn(user=user, text=_words(source, workload.output)))
     return Scenario(
         format=FORMAT,
@@ -93,7 +96,7 @@ def _call_turn(workload: Workload, source: random.Random, first: bool) -> Scenar
         result=_words(source, workload.new),
     )
     gap = source.expovariate(1 / workload.gap) if workload.gap else 0.0
-    user = _words(source, workload.new) if first else None
+    user = _words(source, workload.first or workload.new) if first else None
     return ScenarioTurn(user=user, calls=[call], tool_seconds=gap)
 
 

@@ -26,6 +26,7 @@ class TurnRecord(msgspec.Struct, frozen=True):
     model_s: float = 0.0  # prefill and decode
     tool_s: float = 0.0  # the tools that this turn called
     recomputed: dict[str, int] = {}  # tokens computed again, by reason
+    restored_tokens: int = 0  # cached tokens whose KV came back from the host tier
 
     @property
     def prefill_computed(self) -> int:

@@ -226,6 +226,7 @@ def _record(answer: wire.Turn, ttft: float, latency: float, tools: float) -> Tur
         model_s=(timing.prefill + timing.decode) / 1000,
         tool_s=tools,
         recomputed={part.reason: part.tokens for part in usage.recomputed},
+        restored_tokens=answer.kv.host,
     )
 
 

@@ -39,6 +39,12 @@ def test_sizes_are_what_was_asked_for():
     assert len(scenario.turns[2].text.split()) == 20
 
 
+def test_the_first_message_can_have_a_size_of_its_own():
+    for turns in (1, 2):
+        (scenario,) = generate(Workload(sessions=1, turns=turns, prompt=4, new=5, first=30))
+        assert len((scenario.turns[0].user or "").split()) == 30
+
+
 def test_gaps_are_exponential_around_their_mean():
     scenarios = generate(Workload(sessions=50, turns=41, prompt=1, new=1, gap=2.0))
     gaps = [turn.tool_seconds for scenario in scenarios for turn in scenario.turns[:-1]]
@@ -51,7 +57,7 @@ def test_a_workload_is_read_from_one_option():
 
 
 @pytest.mark.parametrize(
-    "text", ["sessions=many", "agents=3", "turns=0", "output=15", "gap=-1", "turns"]
+    "text", ["sessions=many", "agents=3", "turns=0", "output=15", "gap=-1", "first=-1", "turns"]
 )
 def test_a_workload_that_makes_no_sense_is_refused(text):
     with pytest.raises(ValueError, match="workload: "):
