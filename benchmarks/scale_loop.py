@@ -29,6 +29,9 @@ from agentserve.engine.messages import (
 )
 from agentserve.engine.plan import pack
 
+START_S = 7.0  # between the first turns of two agents: about what the prefill of one takes
+SETTLE_S = 300.0  # from the last first turn to the window
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -39,8 +42,9 @@ class Cell:
     host_bytes: float
     seed: int
     device_tokens: int = 830_000
-    warmup_s: float = 600.0
-    window_s: float = 3000.0
+    window_s: float = 600.0
+    start_s: float = START_S
+    settle_s: float = SETTLE_S
     block_tokens: int = 256
     check_invariants: bool = False
 
@@ -124,13 +128,13 @@ class Simulation:
         """Run the warm-up and the window."""
         for agent in self._agents:
             agent.advance()
-            start = self.cell.warmup_s / 2 * agent.number / len(self._agents)
-            heapq.heappush(self._arrivals, (start, agent.number))
-        self._until(self.cell.warmup_s)
+            heapq.heappush(self._arrivals, (self.cell.start_s * agent.number, agent.number))
+        warmup_s = self.cell.start_s * len(self._agents) + self.cell.settle_s
+        self._until(warmup_s)
         before = self.engine.stats()
         busy_before = self.runner.busy_s
         self.measured = Measured()
-        self._until(self.cell.warmup_s + self.cell.window_s)
+        self._until(warmup_s + self.cell.window_s)
         after = self.engine.stats()
         measured = self.measured
         measured.busy_s = self.runner.busy_s - busy_before
