@@ -101,10 +101,11 @@ class Simulation:
         self.counts: Counter[str] = Counter()
         self._sessions: dict[int, Reference] = {}
         self._open: dict[int, Reference] = {}
+        self._ended = -1  # the sequence whose turn ended last
         self._computed = Computed()
         self._expected: list[tuple[int, int, str]] = []  # turn, sequence, code of each refusal
         self._next = 0
-        self._prompts = [self._tokens(1, self.world.max_context // 2) for _ in range(3)]
+        self._prompts = [self._tokens(1, self.world.longest_prompt) for _ in range(3)]
         self._actions: list[tuple[int, Callable[[], None]]] = [
             (14, self._submit),
             (24, self.step),
@@ -158,12 +159,15 @@ class Simulation:
             len(self._sessions) < self.world.sessions and self.rng.random() < 0.3
         ):
             session = self._new()
+        elif self.rng.random() < 0.4:  # while its KV is still being saved
+            session = self._sessions.get(self._ended, session)
         if session.turn is not None:
             return
         keep = self._keep(session)
         new = self._new_tokens(keep)
         anew = self.rng.randint(0, 1) if keep == 0 else 0
-        max_tokens = self.rng.choice((0, 1, 3, 10, 20, 60))
+        lengths = (0, 1, 2, 3, 5) if self.world.steady else (0, 1, 3, 10, 20, 60)
+        max_tokens = self.rng.choice(lengths)
         command = Submit(
             turn=self._number(),
             sequence=session.sequence,
@@ -336,6 +340,7 @@ class Simulation:
         command = session.turn
         del self._open[event.turn]
         session.turn = None
+        self._ended = session.sequence
         self.counts["turns"] += 1
         self.counts[f"ended by {event.reason}"] += 1
         self._computed.update([(session.namespace, session.tokens)])
@@ -391,6 +396,8 @@ class Simulation:
 
     def _keep(self, session: Reference) -> int:
         length = len(session.tokens)
+        if self.world.steady and self.rng.random() < 0.9:
+            return length
         return self.rng.choice((length, length, length, self.rng.randint(0, length), 0))
 
     def _new_tokens(self, keep: int) -> list[int]:

@@ -14,6 +14,7 @@ from agentserve.kv.policy import POLICIES
 class World(msgspec.Struct, frozen=True):
     """What a seed decides before anything runs."""
 
+    steady: bool  # sessions come back soon, with all they had, for short turns
     block_size: int
     num_blocks: int
     host_blocks: int
@@ -30,14 +31,23 @@ class World(msgspec.Struct, frozen=True):
     trouble_rate: float  # chance that its completion is lost, or comes twice
     tick: float  # seconds that pass between two steps, at most
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that a session begins with."""
+        capacity = self.block_size * self.num_blocks
+        return max(1, capacity // 4) if self.steady else self.max_context // 2
+
     @classmethod
     def draw(cls, rng: random.Random) -> "World":
         """Return a random world, small enough that memory is always short."""
         slots = rng.choice((1, 3, 4, 6, 8))
+        steady = rng.random() < 0.5
+        size = rng.choice((2, 3, 4, 8) if steady else (1, 2, 3, 4, 8))
         trouble = rng.choice((0.0, 0.0, 0.05))
         return cls(
-            block_size=rng.choice((1, 2, 3, 4, 8)),
-            num_blocks=rng.randint(4, 20),
+            steady=steady,
+            block_size=size,
+            num_blocks=3 + rng.randint(24, 80) // size if steady else rng.randint(4, 20),
             host_blocks=rng.choice((0, rng.randint(1, 6), rng.randint(7, 60))),
             policy=rng.choice(POLICIES + POLICIES[2:]),
             max_context=rng.randint(24, 120),
@@ -48,7 +58,7 @@ class World(msgspec.Struct, frozen=True):
             sessions=rng.choice((1, 4, 6, 8, 10)),
             actions=rng.randint(40, 300),
             fault_rate=rng.choice((0.0, 0.0, 0.01)),
-            copy_rate=rng.choice((1.0, 0.7, 0.2)),
+            copy_rate=rng.choice((1.0, 0.7, 0.2, 0.1)),
             trouble_rate=trouble,
             tick=1.0 if trouble else rng.choice((1.0, 0.01)),
         )
