@@ -348,15 +348,18 @@ async def test_every_token_that_the_engine_lost_has_the_engines_reason(told, rea
         assert reason in REASONS
 
 
-async def test_what_the_client_dropped_has_that_as_its_reason():
-    async with rig() as r:
+async def test_what_the_client_dropped_has_that_as_its_reason_and_only_once():
+    async with rig(oracle={"host_blocks": 64}) as r:
         s = await r.create()
-        await r.turn(s, "hello " * 40)
+        first = await r.turn(s, "hello " * 40)
         await hinted(r, s, kv="drop")
-        tampered(r.link, cached_less=40, lost=40, reason="policy")
-        assert (await r.turn(s)).usage.recomputed == [wire.Recomputed(40, "dropped")]
-        tampered(r.link, cached_less=40, lost=40, reason="host_full")
-        assert (await r.turn(s)).usage.recomputed == [wire.Recomputed(40, "host_full")]
+        assert (await r.service.info(ME, s)).kv == wire.KvTokens()
+        turn = await r.turn(s)
+        (dropped,) = turn.usage.recomputed
+        assert dropped.reason == "dropped"
+        assert dropped.tokens >= first.usage.input_tokens
+        assert turn.usage.cached_tokens == 0
+        assert (await r.turn(s)).usage.recomputed == []
 
 
 async def test_loss_on_top_of_an_edited_history_is_told_apart():
@@ -540,3 +543,75 @@ async def test_the_wait_for_copies_is_no_prefill_and_no_decode(prefill, decode, 
         timing = (await r.turn(await r.create())).timing_ms
         assert (timing.restore, timing.prefill, timing.decode) == told
         assert sum(told) == 1000 * (prefill + decode)
+
+
+# The real engine with two tiers
+
+SMALL = {"num_blocks": 40, "host_blocks": 200}  # device KV for about one of these sessions
+
+
+async def crowded(r, count=3):
+    """Return sessions that have each had a turn of more than half the device KV."""
+    names = [await r.create(tools=TOOLS) for _ in range(count)]
+    for name in names:
+        await r.turn(name, f"{name} " + "word " * 350)
+        await r.settle(400)
+    return names
+
+
+async def test_kv_that_left_the_device_comes_back_and_is_seen_on_its_way():
+    async with rig(oracle=SMALL) as r:
+        names = await crowded(r)
+        before = await r.service.info(ME, names[0])
+        assert before.kv.host > 300
+        assert before.kv.device < before.kv.host
+        assert before.residency.saved_bytes > 0
+        assert before.residency.loaded_bytes == 0
+        found = await r.service.list(ME, tier="host")
+        assert names[0] in [info.id for info in found.sessions]
+        turn = await r.turn(names[0], "and more")
+        assert turn.kv.host > 0
+        assert turn.kv.host + turn.kv.device == turn.usage.cached_tokens
+        assert turn.usage.recomputed == []
+        after = await r.service.info(ME, names[0])
+        assert after.residency.loaded_bytes > 0
+        assert after.kv.device > 300
+        stats = r.service.stats().engine
+        assert stats.loaded_bytes == after.residency.loaded_bytes
+
+
+async def test_an_announced_turn_finds_its_kv_on_the_device():
+    async with rig(oracle=SMALL) as r:
+        names = await crowded(r)
+        with r.service.turn_announced(ME, names[0]):
+            await r.settle(400)
+            assert (await r.service.info(ME, names[0])).kv.device > 300
+            turn = await r.turn(names[0], "and more")
+        assert (turn.kv.host, turn.usage.recomputed) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("policy", "host_blocks", "reasons"),
+    [
+        ("none", 200, {"policy"}),
+        ("device-lru", 200, {"evicted"}),
+        ("lru+host", 200, set()),
+        ("tool-aware", 200, set()),
+        ("tool-aware", 4, {"host_full"}),
+        ("tool-aware", 0, {"evicted"}),
+    ],
+)
+async def test_every_recomputed_token_has_the_reason_of_its_loss(policy, host_blocks, reasons):
+    oracle = {"num_blocks": 40, "host_blocks": host_blocks}
+    async with rig(oracle=oracle, engine={"kv_policy": policy}) as r:
+        names = await crowded(r)
+        turns = [await r.turn(name, "and more") for name in names for _ in range(2)]
+        found = {part.reason for turn in turns for part in turn.usage.recomputed}
+        assert found == reasons
+        for turn in turns:
+            usage = turn.usage
+            again = sum(part.tokens for part in usage.recomputed)
+            assert usage.input_tokens - usage.cached_tokens == usage.new_tokens + again
+        total = sum(part.tokens for turn in turns for part in turn.usage.recomputed)
+        assert sum(r.service.stats().counters.recomputed.values()) == total
+        assert sum(r.service.stats().engine.lost.values()) == total

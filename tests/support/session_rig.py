@@ -72,7 +72,7 @@ class LockstepLink:
         self,
         clock: VirtualClock,
         runner: Runner | None = None,
-        engine: dict[str, int] | None = None,
+        engine: dict[str, Any] | None = None,
         **oracle: int,
     ) -> None:
         self._clock = clock
@@ -164,7 +164,7 @@ class Rig:
         store: MemoryStore,
         tokenizer: Tokenizer,
         runner: Runner | None = None,
-        engine: dict[str, int] | None = None,
+        engine: dict[str, Any] | None = None,
         **oracle: int,
     ) -> None:
         self.clock = VirtualClock()
@@ -254,7 +254,7 @@ async def rig(
     oracle: dict[str, int] | None = None,
     tokenizer: Tokenizer | None = None,
     runner: Runner | None = None,
-    engine: dict[str, int] | None = None,
+    engine: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     """Run a service for the length of a test, with SmolLM2's text side unless another is given.
