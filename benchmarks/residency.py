@@ -62,10 +62,10 @@ class Plan(msgspec.Struct, frozen=True):
     slow_policies: tuple[str, ...]
 
 
-FULL = Workload(sessions=16, turns=9, prompt=250, first=300, new=40, output=16, gap=1.0, seed=1)
-SMALL = msgspec.structs.replace(FULL, sessions=8, turns=3, prompt=100, first=100)
+FULL = Workload(sessions=16, turns=8, prompt=250, first=300, new=70, output=16, gap=1.0, seed=1)
+SMALL = msgspec.structs.replace(FULL, sessions=8, turns=3, prompt=100, first=100, new=40)
 PLANS = {
-    False: Plan(FULL, 2, msgspec.structs.replace(FULL, turns=5, gap=8.0), SLOW_POLICIES),
+    False: Plan(FULL, 2, msgspec.structs.replace(FULL, turns=4, gap=8.0), SLOW_POLICIES),
     True: Plan(SMALL, 1, msgspec.structs.replace(SMALL, turns=2, gap=2.0), SLOW_POLICIES[:2]),
 }
 
