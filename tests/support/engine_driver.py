@@ -123,11 +123,11 @@ class Driver:
         self.events.extend(events)
         return events
 
-    def advance(self):
+    def advance(self, seconds=0.01):
         """Step; with a turn open or a copy in flight something has to happen (INV-06)."""
         before = self.engine.stats()
         open_turns = before.running + before.waiting
-        happened = bool(self.step()) or self.engine.stats().step > before.step
+        happened = bool(self.step(seconds)) or self.engine.stats().step > before.step
         assert happened or not open_turns, "INV-06: turns are open and nothing happens"
 
     def drain(self, limit=20_000):
