@@ -34,6 +34,17 @@ async def tool_loop(r, name, steps, **body):
     return s
 
 
+def past_loop(steps):
+    """Return the history of such a loop that another server ran."""
+    items = [{"type": "user", "content": "what is in it?"}]
+    for step in range(steps):
+        call = {"type": "tool_call", "call_id": f"c{step}", "name": "read", "arguments": {"q": "x"}}
+        thought = {"type": "reasoning", "text": "The next file is needed. " * 3}
+        items.append({"type": "assistant", "content": [thought, call]})
+        items.append(result(f"c{step}", LONG))
+    return items
+
+
 async def idle(r, seconds=10.0):
     """Let the session wait for its user for some seconds."""
     r.clock.advance(seconds)
@@ -108,14 +119,16 @@ async def test_without_preparation_the_displaced_tail_is_recomputed(name):
 
 @pytest.mark.parametrize("name", ["qwen3", "glm4"])
 async def test_a_real_model_answers_the_same_from_a_prepared_history(name, tmp_path):
-    model = {"vocab_size": 20_032, "max_position_embeddings": 4096}
+    model = {"vocab_size": 20_032, "max_position_embeddings": 4096, "num_hidden_layers": 1}
     save_random("qwen3", tmp_path, **model)
     answers = []
     for prefills in (2, 0):
-        options = {"directory": str(tmp_path), "kv_bytes": 8 << 20, "dtype": "float32"}
+        sizes = {"kv_bytes": 8 << 20, "host_bytes": 0}
+        options = {"directory": str(tmp_path), "dtype": "float32", **sizes}
         settings = {"tokenizer": tokenizer(name), "runner": load_runner(options)}
         async with rig(**settings, prepared_prefills=prefills) as r:
-            s = await tool_loop(r, name, 4)
+            s = await r.create(tools=TOOLS, history=past_loop(8))
+            await r.forced(s, [], THOUGHTS[name] + "Apples.")
             await idle(r)
             turn = await r.turn(s, "and how many?", sampling={"temperature": 0})
             answers.append(r.session(s).tree.log(r.session(s).head).tolist())
