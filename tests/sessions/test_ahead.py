@@ -60,13 +60,13 @@ async def test_the_longest_run_in_call_order_is_prefilled_and_cached_for_the_tur
 async def test_every_token_of_the_results_is_computed_once():
     async with rig() as r:
         s, ids = await awaiting(r)
-        before = r.link.engine._prefill_tokens
+        before = r.link.engine.stats().prefill_tokens
         head = r.session(s).head
         for one in ids:
             await stage(r, s, result(one, LONG))
             await r.settle()
         turn = await r.forced(s, [], "ok")
-        computed = r.link.engine._prefill_tokens - before
+        computed = r.link.engine.stats().prefill_tokens - before
         assert computed == turn.usage.input_tokens - head.kv_length == turn.usage.new_tokens
 
 
@@ -101,7 +101,7 @@ async def test_a_turn_that_arrives_during_the_prefill_stops_it_and_uses_what_is_
     async with rig(oracle={"num_blocks": 4096}) as r:
         s, ids = await awaiting(r)
         await stage(r, s, result(ids[1], LONG), result(ids[2], LONG))
-        before, head = r.link.engine._prefill_tokens, r.session(s).head
+        before, head = r.link.engine.stats().prefill_tokens, r.session(s).head
         r.link.hold = True
         answer = await stage(r, s, result(ids[0], "word " * 1500))
         assert answer.prefilled_tokens > 1500
@@ -115,7 +115,7 @@ async def test_a_turn_that_arrives_during_the_prefill_stops_it_and_uses_what_is_
         assert usage.cached_tokens == head.kv_length + 512 * steps
         assert usage.new_tokens == usage.input_tokens - head.kv_length
         assert usage.recomputed == []
-        assert r.link.engine._prefill_tokens - before == usage.new_tokens
+        assert r.link.engine.stats().prefill_tokens - before == usage.new_tokens
 
 
 async def test_a_turn_that_waits_for_the_prefill_can_be_cancelled_and_deleted():
