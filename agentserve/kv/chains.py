@@ -335,7 +335,7 @@ class KvCache:
         if tail is not None:
             group.trim(tail, count)
             group.host.drop(tail)  # it goes stale with the first token that is written
-            if HOST in tail.copies:  # a copy in flight needs it longer: it is nobody's from now on
+            if ready(tail.copies.get(HOST)):  # a load reads it: it is nobody's from now on
                 part.tails[0] = Tail(tail.parent, count)
                 group.device.hand_over(tail, part.tails[0])
         else:

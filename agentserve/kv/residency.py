@@ -232,6 +232,8 @@ class Residency:
             blocks = _line(chain.groups[number], group)
             for holder in blocks[_first_unsaved(blocks) :]:
                 if HOST in holder.copies:
+                    if holder.copies[HOST].doomed:  # stale, and a copy still fills it
+                        return False
                     continue
                 if not ready(holder.copies.get(DEVICE)):
                     return True
@@ -369,7 +371,8 @@ def _first_unsaved(blocks: list[Block]) -> int:
     low, high = 0, len(blocks)
     while low < high:
         middle = (low + high) // 2
-        if HOST in blocks[middle].copies:
+        slot = blocks[middle].copies.get(HOST)
+        if slot is not None and not slot.doomed:
             low = middle + 1
         else:
             high = middle

@@ -183,6 +183,23 @@ def test_a_turn_writes_its_tail_only_once_the_save_of_it_has_ended(device):
     d.check_resident(chain, log)
 
 
+def test_after_a_cancelled_turn_the_tail_is_written_once_its_old_save_has_ended_and_saved_anew(
+    device,
+):
+    d = device()
+    chain, log = idle(d, 0, 10)
+    d.step()
+    d.admit(chain, more(log[:], 1))
+    d.end(chain)  # before a row could run
+    d.step()
+    d.admit(chain, more(log, 1))
+    assert chain.loading
+    d.end(chain)
+    d.settle()
+    assert in_host(chain) == 10
+    d.turn(chain, log)
+
+
 def test_a_turn_does_not_wait_for_saves_of_its_full_blocks(device):
     d = device()
     chain, log = idle(d, 0, 10)

@@ -198,11 +198,14 @@ def test_in_a_small_host_the_first_blocks_of_a_chain_are_saved(device):
     assert d.turn(chain, log) == 8
 
 
-def test_in_a_full_host_what_is_not_saved_is_lost_and_hotter_chains_keep_their_copies(device):
+@pytest.mark.parametrize(("field", "value"), [("queued", 1), ("promoted", True), ("kv", "device")])
+def test_in_a_full_host_what_is_not_saved_is_lost_and_hotter_chains_keep_their_copies(
+    device, field, value
+):
     d = device(num_blocks=4, host=2)
     hot, _ = demoted(d, 0, 8)
     cold, log = idle(d, 50, 16)
-    hot.idle.queued = 1
+    setattr(hot.idle, field, value)
     idle(d, 100, 16)
     assert (on_device(cold), in_host(cold)) == (0, 0)
     assert in_host(hot) == 8
@@ -353,6 +356,7 @@ def test_promotion_takes_no_room_from_turns_that_are_queued_or_announced(device,
     chain, log = demoted(d, 0, 8)
     other, _ = idle(d, 50, 16, saved=True)
     setattr(other.idle, state, True)
+    chain.idle.since = d.now + 1.0  # by use alone the other is colder
     d.kv.residency.promote(chain, begin=True)
     assert not d.step()
     assert (on_device(chain), on_device(other)) == (0, 16)

@@ -47,9 +47,9 @@ class KvDevice:
     # Copies
 
     def send(self) -> list[BlockCopy]:
-        """Begin the copies that wait."""
+        """Begin the copies that wait; those between the tiers before those on the device."""
         copies = self.kv.copies.take(self.now)
-        for copy in copies:
+        for copy in sorted(copies, key=lambda copy: copy.kind == "device"):
             source, target = self._ends(copy)
             content = source[: copy.tokens]
             assert None not in content, "a copy reads what nobody wrote"
@@ -110,6 +110,12 @@ class KvDevice:
                 for slot in pool.free_slots:
                     self.memory[pool.tier, group][slot][:] = self.empty
 
+    def _in_use(self, group: int) -> set[int]:
+        """Return the device slots that saves in flight read and that loads fill."""
+        copies = [flight.copy for flight in self.flights if flight.copy.group == group]
+        read = {copy.source.number for copy in copies if copy.kind == "save"}
+        return read | {copy.target.number for copy in copies if copy.kind == "load"}
+
     def _ends(self, copy: BlockCopy) -> tuple[list, list]:
         source, target = ENDS[copy.kind]
         return (
@@ -136,6 +142,8 @@ class KvDevice:
         self.send()
         for group in range(len(chain.groups)):
             table, memory = self.table(chain, group), self.memory["device", group]
+            written = table[chain.length // self.kv.block_size : self.kv.blocks_for(length)]
+            assert not self._in_use(group).intersection(written), "a row writes what a copy needs"
             for position in range(chain.length, length):
                 number, place = divmod(position, self.kv.block_size)
                 cell = ("garbage", position) if garbage else (log[position], position)
