@@ -2,6 +2,8 @@
 # They make a virtual environment in .venv; PYTHON=/path/to/python uses an existing one instead.
 
 SEEDS ?= 200
+DEPTH ?= 9
+TURNS ?= 100
 export PYTHONSAFEPATH = 1
 
 ifdef PYTHON
@@ -15,7 +17,7 @@ PIP := $(PY) -m pip install --disable-pip-version-check -q -c constraints.txt
 endif
 BASE := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help demo test check fmt sim bench-tools bench-scale bench-residency clean
+.PHONY: help demo test check fmt sim progress exactness bench-tools bench-scale bench-residency bench-prepared clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -41,6 +43,12 @@ fmt: $(STAMPS)/installed-test  ## format the code
 sim: $(STAMPS)/installed  ## seeded simulation of the engine: make sim SEEDS=2000
 	$(PY) -m agentserve.engine.sim --seeds $(SEEDS)
 
+progress: $(STAMPS)/installed-test  ## small worlds exhaustively, and 10,000 overloads: make progress DEPTH=10
+	PYTHONPATH=tests/support $(PY) benchmarks/progress.py --depth $(DEPTH)
+
+exactness: $(STAMPS)/installed-test  ## SmolLM2 whose KV moves, drops and is computed again, 100 turns
+	PYTHONPATH=tests/support $(PY) benchmarks/exactness.py --turns $(TURNS)
+
 bench-tools: $(STAMPS)/installed  ## how often SmolLM2 calls the right tool, in four modes
 	$(PY) benchmarks/bench_tools.py
 
@@ -49,6 +57,9 @@ bench-scale: $(STAMPS)/installed  ## host KV on an H200, simulated: 16 to 64 age
 
 bench-residency: $(STAMPS)/installed  ## 16 agents on KV for 4: four residency policies, 20 minutes
 	$(PY) benchmarks/residency.py
+
+bench-prepared: $(STAMPS)/installed-test  ## TTFT of a user message after a tool loop, prepared or not, 4 minutes
+	PYTHONPATH=tests/support $(PY) benchmarks/prepared_history.py --json
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .stamps .pytest_cache .mypy_cache .ruff_cache .hypothesis
