@@ -95,6 +95,10 @@ class Simulation:
         expect(stats.blocks_locked == 0, "INV-07: blocks are locked when nothing runs")
         expect(stats.running == stats.waiting == 0, "INV-07: turns are left")
         expect(stats.host_locked == stats.copies_in_flight == 0, "INV-07: copies are left")
+        for pool in (*self.kv.pools, *self.kv.host_pools):
+            while pool.evict_unowned():
+                pass
+            expect(pool.free == pool.total, f"INV-07: {pool.tier} slots are left for nobody")
         self.referee.counts.update(
             {
                 "evictions": stats.evictions,
