@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from session_rig import TOOLS, calls, result, rig
+from session_rig import TOOLS, AnyText, calls, result, rig
 
 from agentserve import wire
 from agentserve.errors import EngineDown, ExceedsKvCapacity, StoreFull
@@ -159,15 +159,15 @@ async def test_a_failing_prefill_ahead_leaves_the_results_staged(caplog):
         assert (await r.forced(s, [], "ok")).status == "completed"
 
 
-async def test_a_schema_that_the_grammar_compiler_refuses_names_what_to_change():
+async def test_a_schema_that_the_grammar_compiler_refuses_names_what_to_change(monkeypatch):
     async with rig() as r:
         s = await r.create(tools=TOOLS)
         answer = {"type": "json_schema", "schema": {"type": "object"}}
 
-        def refuses(spec):
+        def refuses(self, spec):
             raise ValueError("unsupported pattern")
 
-        r.link.engine._grammars.compile = refuses
+        monkeypatch.setattr(AnyText, "compile", refuses)
         for body, code, param in (
             ({"tool_choice": "required"}, "bad_tool_schema", "tools"),
             ({"response_format": answer}, "invalid_request", "response_format.schema"),

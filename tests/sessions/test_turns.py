@@ -8,7 +8,7 @@ import pytest
 from session_rig import TOOLS, calls, result, rig
 
 from agentserve import wire
-from agentserve.config import EngineSettings, ServerSettings
+from agentserve.config import ServerSettings
 from agentserve.engine.plan import unpack
 from agentserve.errors import (
     ContextFull,
@@ -182,14 +182,16 @@ async def test_what_was_told_is_in_the_store():
 
 
 async def test_a_refused_submit_leaves_the_engine_s_copy_as_it_was():
-    async with rig() as r:
-        s = await r.create()
+    async with rig(engine={"max_waiting": 1}) as r:
+        s, other = await r.create(), await r.create()
         await r.turn(s, "hello")
         cached = r.session(s).head.kv_length
-        r.link.engine._settings = EngineSettings(max_waiting=0)
-        refused = await r.turn(s, "go")
+        r.link.hold = True
+        await r.start(other)
+        handle = await r.start(s, "go")
+        r.link.release()
+        refused = await handle.result()
         assert (refused.status, refused.error.code) == ("failed", "overloaded")
-        r.link.engine._settings = EngineSettings()
         turn = await r.turn(s, "go")
         assert (turn.usage.cached_tokens, turn.usage.recomputed) == (cached, [])
 
