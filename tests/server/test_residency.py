@@ -166,3 +166,33 @@ def test_metrics_have_every_tier_and_reason_from_the_start(server: Served, sessi
     assert reasons == {
         f'agentserve_recomputed_tokens_total{{reason="{reason}"}}' for reason in REASONS
     }
+
+
+def test_kv_that_moved_between_tiers_is_seen_by_every_way_of_looking() -> None:
+    with served(num_blocks=40, host_blocks=200) as small:
+        names = [small.create() for _ in range(3)]
+        for name in names:
+            small.turn(name, f"{name} " + "word " * 350)
+
+        def saved() -> int:
+            info = small.http.get(f"/sessions/{names[0]}").json()
+            return int(info["residency"]["saved_bytes"])
+
+        wait_for(lambda: saved() > 0)
+        turn = small.turn(names[0], "and more")
+        # The request announced the turn: some or all of the KV was there when it began.
+        assert turn["kv"]["host"] + turn["kv"]["device"] == turn["usage"]["cached_tokens"]
+        assert turn["usage"]["recomputed"] == []
+        times = turn["timing_ms"]
+        phases = times["queue"] + times["restore"] + times["prefill"]
+        assert phases <= times["ttft"] + 3 <= times["total"] + 3  # each is rounded
+        info = small.http.get(f"/sessions/{names[0]}").json()
+        assert info["residency"]["loaded_bytes"] > 0
+        listed = small.http.get("/sessions?tier=host").json()["sessions"]
+        assert {names[1], names[2]} <= {one["id"] for one in listed}
+        assert small.http.get("/sessions?tier=none").json()["sessions"] == []
+        lines = small.http.get("/metrics").text.splitlines()
+        values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        for kind in ("save", "load"):
+            assert float(values[f'agentserve_copied_bytes_total{{kind="{kind}"}}']) > 0
+        assert float(values['agentserve_host_blocks{state="cached"}']) > 0

@@ -23,6 +23,8 @@ from agentserve.engine.messages import (
 )
 from agentserve.errors import InvalidRequest, SessionNotFound
 from agentserve.server import routes
+from agentserve.server.idempotency import AnswerLedger
+from agentserve.server.metrics import Metrics
 from agentserve.sessions import residency
 from agentserve.sessions.recomputed import REASONS, divide
 from agentserve.sessions.toolkeys import MAX_KEY, tool_key
@@ -578,6 +580,11 @@ async def test_kv_that_left_the_device_comes_back_and_is_seen_on_its_way():
         assert after.kv.device > 300
         stats = r.service.stats().engine
         assert stats.loaded_bytes == after.residency.loaded_bytes
+        metrics = Metrics(r.service, AnswerLedger(r.clock))
+        metrics.observe_turn(await r.turn(names[0]))  # it was there already
+        assert b"agentserve_restore_seconds_count 0.0" in metrics.render()
+        metrics.observe_turn(turn)
+        assert b"agentserve_restore_seconds_count 1.0" in metrics.render()
 
 
 async def test_an_announced_turn_finds_its_kv_on_the_device():
