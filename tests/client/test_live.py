@@ -165,6 +165,9 @@ def test_the_rest_of_the_interface_answers(client):
     s = client.session(metadata={"a": 1})
     s.step("hello", **FEW)
     s.hint(expected_ms=30_000)
+    s.hint(expected_ms={"call_x": 500}, resume_in_ms=60_000, kv="device", close=False)
+    assert s.info().residency.stall_ms == 0
+    assert s.step("again", **FEW).kv.host == 0
     assert s.count("one two three").new_tokens > 0
     s.update(metadata={"a": 2})
     assert s.info().metadata == {"a": 2}
