@@ -160,7 +160,7 @@ class Engine:
             sequence = Sequence(command.sequence, command.generation, command.namespace, chain)
             sequence.service = before.service if before is not None else 0.0
             self._sequences[sequence.id] = sequence
-        elif sequence.waits and not command.background:
+        elif sequence.waits and command.max_tokens:
             sequence.waits = False
             self._policy.learn(sequence.chain.idle, now)
         self._kv.cut(sequence.chain, keep)
@@ -391,9 +391,10 @@ class Engine:
         if turn.recomputed:
             self._counters.lost["preempted"] += turn.recomputed
         now = self._clock.monotonic()
-        sequence.chain.idle.since = now
-        sequence.waits = sequence.waits or not turn.command.background
-        if not turn.command.background:
+        if turn.command.max_tokens or not sequence.waits:  # a prefill in a wait does not end it
+            sequence.chain.idle.since = now
+        if turn.command.max_tokens:
+            sequence.waits = True
             sequence.chain.idle.tools, sequence.chain.idle.expected_s = (), None
         first = turn.first_token_at if turn.first_token_at >= 0 else now
         started = turn.started_at if turn.started_at >= 0 else now
