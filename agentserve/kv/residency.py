@@ -136,6 +136,8 @@ class Residency:
         elif chain.idle.kv == "host" and self._has_host:
             self._unsaved[chain] = None
             self._leaving[chain] = None
+        elif chain.idle.kv == "device":
+            self.touch(chain)
 
     def promote(self, chain: Chain, *, begin: bool) -> None:
         """Bring an idle chain to the device, or stop doing so."""

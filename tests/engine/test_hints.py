@@ -48,6 +48,17 @@ def test_a_hint_to_keep_it_on_the_device_makes_a_more_recent_one_leave_first():
         assert d.where(3 - kept)[0] == 0
 
 
+def test_a_hint_to_keep_it_counts_at_once_however_fresh_the_order_of_victims_is():
+    d = with_host()
+    for sequence in (1, 2, 3):
+        d.submit(sequence, [sequence, *PROMPT[1:]])
+        d.step_until(lambda: not d.engine.busy, seconds=0.0)
+    d.hint(2, "device")
+    d.submit(4, [4, *PROMPT[1:]])
+    d.step_until(lambda: not d.engine.busy, seconds=0.0)
+    assert (d.where(2)[0], d.where(3)[0]) == (23, 0)
+
+
 def test_an_expectation_is_believed_as_soon_as_others_have_proved_right():
     d = with_host()
     tool_waits(d, 1, 40, {"any": 5.0}, told=True)

@@ -133,11 +133,11 @@ class Driver:
     def drain(self, limit=20_000):
         self.step_until(lambda: not self.engine.busy, limit)
 
-    def step_until(self, reached: Callable[[], bool], limit=20_000):
+    def step_until(self, reached: Callable[[], bool], limit=20_000, seconds=0.01):
         for _ in range(limit):
             if reached():
                 return
-            self.advance()
+            self.advance(seconds)
         raise AssertionError(f"not there after {limit} steps")
 
     def run(self, sequence, tokens, **options):
