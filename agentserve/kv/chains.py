@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agentserve.kv.adoption import Adoption, drop_tails
 from agentserve.kv.blocks import Block, BlockPool, LogicalBlock, NoRoom, Tail, require
 from agentserve.kv.checks import check_locks, check_owners
 from agentserve.kv.copies import DEVICE, HOST, CopyQueue
@@ -60,6 +61,7 @@ class KvCache:
         ]
         self.copies = CopyQueue({DEVICE: self.pools, HOST: self.host_pools})
         self.residency = Residency(self._groups, self.copies, policy)
+        self._adoption = Adoption(self._groups, self.copies, self.residency)
         self._chains = self.residency.chains
 
     @property
@@ -104,7 +106,7 @@ class KvCache:
         self.release(chain)
         self.residency.started(chain)
         for part, group in zip(chain.groups, self._groups, strict=True):
-            _drop_tails(part, group)
+            drop_tails(part, group)
             group.disown(reversed(part.blocks))
             part.blocks = []
         self._chains.pop(chain, None)
@@ -118,13 +120,13 @@ class KvCache:
         full, rest = divmod(keep, self.block_size)
         for part, group in zip(chain.groups, self._groups, strict=True):
             if full < len(part.blocks):
-                _drop_tails(part, group)
+                drop_tails(part, group)
                 part.branch = part.blocks[full] if rest else None
                 gone = part.blocks[full:]
                 del part.blocks[full:]
                 group.disown(reversed(gone))
             elif not rest:
-                _drop_tails(part, group)
+                drop_tails(part, group)
                 part.branch = None
             elif part.tail is not None:
                 group.trim(part.tail, rest)
@@ -143,7 +145,11 @@ class KvCache:
             twig.straight = part.straight
             if rest:
                 twig.branch = part.blocks[full] if full < len(part.blocks) else part.branch
-        if rest and child.groups[0].branch is None and not self._copy_tails(chain, child, rest):
+        if (
+            rest
+            and child.groups[0].branch is None
+            and not self._adoption.copy_tails(chain, child, rest)
+        ):
             self.cut(child, full * self.block_size)
         self.residency.ended(child)
         return child
@@ -176,13 +182,13 @@ class KvCache:
             return NoRoom(wanted, wanted - short)
         if not evict and not self._are_free(wanted, found):
             return NoRoom(wanted, 0)
-        if not self._make_room(chain, found):
+        if not self._adoption.make_room(chain, found):
             return NoRoom(wanted, 0)
         self.residency.started(chain)
         chain.active = True
         chain.from_host = 0
         for number in range(len(self._groups)):
-            length = min(length, self._adopt(number, chain, found[number]))
+            length = min(length, self._adoption.adopt(number, chain, found[number]))
         chain.length = chain.acquired = length
         chain.lost = max(0, before - length)
         self._measure(chain)
@@ -306,102 +312,6 @@ class KvCache:
             for f, pool in zip(found, self.pools, strict=True)
         )
 
-    def _make_room(self, chain: Chain, found: list[Found]) -> bool:
-        """Free the device slots that `found` needs at once, at the cost of nothing in it."""
-        held: list[tuple[BlockPool, Block]] = []
-        for group, f in zip(self._groups, found, strict=True):
-            held += [(p, h) for h in f.holders() for p in group.pools if p.tier in h.copies]
-        for pool, holder in held:
-            pool.lock(holder)
-        fits = all(self.residency.make_room(number, f.absent()) for number, f in enumerate(found))
-        for pool, holder in held:
-            pool.unlock(holder.copies[pool.tier])
-        return fits
-
-    def _adopt(self, number: int, chain: Chain, found: Found) -> int:
-        part, group = chain.groups[number], self._groups[number]
-        group.own(found.blocks)
-        group.disown(reversed(part.blocks))
-        part.blocks = found.blocks
-        part.branch = None
-        part.straight = True
-        source, count = found.source, found.count
-        tail = source if isinstance(source, Tail) else None
-        for holder in (*found.blocks, *([tail] if tail is not None else ())):
-            self._bring(chain, number, holder)
-        for block in found.blocks:
-            if not block.indexed:
-                group.index.intern(block)
-        if tail is not None:
-            group.trim(tail, count)
-            group.host.drop(tail)  # it goes stale with the first token that is written
-            if ready(tail.copies.get(HOST)):  # a load reads it: it is nobody's from now on
-                part.tails[0] = Tail(tail.parent, count)
-                group.device.hand_over(tail, part.tails[0])
-        else:
-            _drop_tails(part, group)
-            if source is not None and not self._branch(number, chain, part, source, count):
-                count = 0
-        return len(found.blocks) * self.block_size + count
-
-    def _bring(self, chain: Chain, number: int, holder: Block) -> None:
-        """Lock a block or tail of an active chain on the device, loading it if it is not there."""
-        group = self._groups[number]
-        part = chain.groups[number]
-        if isinstance(holder, Tail):
-            holder.parent = part.blocks[-1] if part.blocks else None
-            if HOST in holder.copies:  # nothing is written to what a save still reads
-                chain.await_slot(holder.copies[HOST])
-        if on_device(holder):
-            slot = group.device.lock(holder)
-            if isinstance(holder, Tail):
-                group.device.rehang(holder, holder.parent)
-        else:
-            require(self.residency.load(chain, number, holder), "INV-06: no room to load")
-            slot = holder.copies[DEVICE]
-            chain.from_host += slot.tokens if number == 0 else 0
-        chain.await_slot(slot)
-
-    def _branch(
-        self, number: int, chain: Chain, part: GroupChain, source: Block, count: int
-    ) -> bool:
-        """Start a tail with the first `count` tokens of `source`; False without room."""
-        group = self._groups[number]
-        here = ready(source.copies.get(DEVICE))
-        pool = group.device if here else group.host
-        if not ready(source.copies.get(pool.tier)):
-            return False
-        origin = pool.lock(source)
-        tail = Tail(part.blocks[-1] if part.blocks else None, count)
-        target = group.device.take(tail)
-        if isinstance(target, NoRoom):
-            pool.unlock(origin)
-            return False
-        part.tails.append(tail)
-        group.device.lock(tail)  # once for the chain, once for the copy
-        group.device.fill(tail, count)
-        self.copies.issue("device" if here else "load", number, (origin, target), count)
-        if not here:  # a copy on the device is done before the rows of the same step
-            chain.from_host += count if number == 0 else 0
-            chain.loaded += 1
-            chain.await_slot(target)
-        return True
-
-    def _copy_tails(self, chain: Chain, child: Chain, count: int) -> bool:
-        """Copy the tail's first `count` tokens in every group; False when one cannot be."""
-        for number, (part, twig) in enumerate(zip(chain.groups, child.groups, strict=True)):
-            if part.tail is None or not self.residency.make_room(number, 1):
-                return False
-            parent = twig.blocks[-1] if twig.blocks else None
-            if parent is not None and not on_device(parent):
-                return False
-            if not self._branch(number, child, twig, part.tails[0], count):
-                return False
-            device = self._groups[number].device
-            device.unlock(twig.tails[0].copies[DEVICE])  # the child is idle: only the copy locks
-        child.arriving.clear()
-        return True
-
     def _seal(self, chain: Chain, part: GroupChain, group: Group, tokens: "array[int]") -> None:
         start = len(part.blocks) * self.block_size
         run = tokens[start : start + self.block_size].tobytes()
@@ -433,9 +343,3 @@ class KvCache:
 
     def _measure(self, chain: Chain) -> None:
         chain.capacity = min(self._capacity(part) for part in chain.groups)
-
-
-def _drop_tails(part: GroupChain, group: Group) -> None:
-    for tail in part.tails:
-        group.drop(tail)
-    part.tails = []
