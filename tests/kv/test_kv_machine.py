@@ -119,8 +119,11 @@ class KvMachine(RuleBasedStateMachine):
         if model.chain.active or self.acquire(model):
             self.write(model, count)
 
-    @rule(model=sequences, count=st.integers(1, 12), end=st.booleans())
-    def go_on(self, model, count, end):
+    @rule(model=sequences, count=st.integers(1, 12), wait=st.booleans(), end=st.booleans())
+    def go_on(self, model, count, wait, end):
+        """Compute some tokens, perhaps as soon as the chain has arrived, whatever else has not."""
+        while wait and model.chain.loading:
+            self.device.land(len(self.device.flights) - 1)
         if model.chain.active:
             self.write(model, count)
         if end:
@@ -143,11 +146,12 @@ class KvMachine(RuleBasedStateMachine):
             self.write(twin, BLOCK)
         return twin
 
-    @rule(target=sequences, model=sequences, keep=st.integers(0, 40))
-    def fork(self, model, keep):
+    @rule(target=sequences, model=sequences, keep=st.integers(0, 40), send=st.booleans())
+    def fork(self, model, keep, send):
         keep = min(keep, len(model.log))
         child = self.kv.fork(model.chain, keep)
-        self.device.send()
+        if send:
+            self.device.send()
         return self.add(child, model.log[:keep], model.namespace)
 
     @rule(model=sequences, keep=st.integers(0, 40), again=st.sampled_from(["", "same", "other"]))
@@ -305,10 +309,14 @@ class Walk:
         rules = {
             lambda: machine.turn(model, self.some()): 4,
             lambda: machine.append(model, self.some(), rng.randint(1, 12)): 5,
-            lambda: machine.go_on(model, rng.randint(1, 12), rng.random() < 0.5): 5,
+            lambda: machine.go_on(
+                model, rng.randint(1, 12), rng.random() < 0.5, rng.random() < 0.5
+            ): 5,
             lambda: machine.full_hit(model, rng.randint(0, 1)): 1,
             lambda: machine.hit_inside_a_block(model): 1,
-            lambda: machine.fork(model, rng.randint(0, 40)): 0 if crowded else 4,
+            lambda: machine.fork(model, rng.randint(0, 40), rng.random() < 0.5): 0
+            if crowded
+            else 4,
             lambda: machine.cut_for_a_rollback(
                 model, rng.randint(0, 30), rng.choice(["", "same", "other"])
             ): 3,
