@@ -91,8 +91,8 @@ def test_a_shared_block_is_saved_once():
     d.run(2, [*PROMPT, 99])
     first, second = d.inspect(1, 2)
     block = d.runner.info.groups[0].block_bytes
-    assert (first.saved_bytes, second.saved_bytes) == (6 * block, 1 * block)
-    assert first.host == second.host == 23 or second.host == 24
+    assert (first.saved_bytes, second.saved_bytes) == (6 * block, 1 * block)  # five are shared
+    assert (first.host, second.host) == (23, 24)
 
 
 # Loading
