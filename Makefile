@@ -17,7 +17,7 @@ PIP := $(PY) -m pip install --disable-pip-version-check -q -c constraints.txt
 endif
 BASE := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help demo test check fmt sim progress exactness bench-tools bench-scale bench-residency bench-prepared clean
+.PHONY: help demo test check fmt sim progress exactness mutants bench-tools bench-scale bench-residency bench-prepared clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -42,12 +42,16 @@ fmt: $(STAMPS)/installed-test  ## format the code
 
 sim: $(STAMPS)/installed  ## seeded simulation of the engine: make sim SEEDS=2000
 	$(PY) -m agentserve.engine.sim --seeds $(SEEDS)
+	$(PY) -m agentserve.engine.simrunner --seeds $(SEEDS)
 
 progress: $(STAMPS)/installed-test  ## small worlds exhaustively, and 10,000 overloads: make progress DEPTH=10
 	PYTHONPATH=tests/support $(PY) benchmarks/progress.py --depth $(DEPTH)
 
 exactness: $(STAMPS)/installed-test  ## SmolLM2 whose KV moves, drops and is computed again, 100 turns
 	PYTHONPATH=tests/support $(PY) benchmarks/exactness.py --turns $(TURNS)
+
+mutants: $(STAMPS)/installed-test  ## seeded bugs in residency and copy code, each of which must be caught
+	$(PY) benchmarks/mutants.py --output benchmarks/results/mutants.json
 
 bench-tools: $(STAMPS)/installed  ## how often SmolLM2 calls the right tool, in four modes
 	$(PY) benchmarks/bench_tools.py

@@ -33,8 +33,9 @@ PYTEST = ("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider")
 CHECKS = {
     "races": (*PYTEST, "tests/sim/test_races.py"),
     "simulation": ("-m", "agentserve.engine.sim", "--seeds", "200"),
-    "simulated device": ("-m", "agentserve.engine.sim", "--device", "--seeds", "100"),
+    "simulated device": ("-m", "agentserve.engine.simrunner", "--seeds", "100"),
     "kv tests": (*PYTEST, "tests/kv"),
+    "copier tests": (*PYTEST, "tests/model/test_copier.py", "-k", "slots or byte or every_ticket"),
 }
 
 
