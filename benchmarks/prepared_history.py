@@ -46,6 +46,7 @@ SIZES = {
     "max_position_embeddings": 16_384,
     "tie_word_embeddings": True,
 }
+KV_BYTES = 512 << 20  # for all runs: only free blocks are taken, and old prefixes are not free
 STEPS = 50
 WORDS = ("file", "line", "value", "return", "test", "error", "module", "class", "open", "left")
 TOOLS = [{"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}}]
@@ -71,7 +72,7 @@ def past_loop(source: random.Random, steps: int) -> list[dict[str, Any]]:
 @contextlib.asynccontextmanager
 async def serving(directory: Path, prefills: int) -> AsyncIterator[SessionService]:
     """Run a server without its sockets, with an engine process."""
-    settings = ModelSettings(str(directory), kv_bytes=96 << 20, host_bytes=0, dtype="float32")
+    settings = ModelSettings(str(directory), kv_bytes=KV_BYTES, host_bytes=0, dtype="float32")
     server = ServerSettings(allow_force=True, prepared_prefills=prefills)
     assembly = assemble(directory, torch_backend(settings), server)
     async with assembly.app.router.lifespan_context(assembly.app):
