@@ -6,7 +6,7 @@ random model of 6 million parameters, are asked in turn (A B A B): one prepares 
 the user thinks, the other computes it when the message is there. Every run is a new session with
 words of its own, so nothing is shared between runs.
 
-    PYTHONPATH=tests/support python benchmarks/prepared_history.py [--rounds 5] [--idle 5] [--json]
+    PYTHONPATH=tests/support python benchmarks/prepared_history.py [--rounds 5] [--idle 15] [--json]
 """
 
 import argparse
@@ -150,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=5, help="runs of each server")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of the tool loop")
-    parser.add_argument("--idle", type=float, default=10.0, help="seconds before the message")
+    parser.add_argument("--idle", type=float, default=15.0, help="seconds before the message")
     parser.add_argument("--json", nargs="?", type=Path, const=RESULT, help="write the result")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
