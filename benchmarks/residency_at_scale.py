@@ -140,33 +140,31 @@ def main() -> None:
     if not args.traces.exists():
         sys.exit(f"{args.traces} is not here: without the real workload there is nothing to run")
     data = scale_workload.load(args.traces, MAX_CONTEXT, MAX_WAIT_S)
+    workload = f"{len(data)} conversations, {sum(map(len, data))} requests"
     started, cpu_started = time.perf_counter(), time.process_time()
-    print(f"{SIMULATED}\n{len(data)} conversations, {sum(map(len, data))} requests\n\n{HEADER}")
-    rows = []
+    print(f"{SIMULATED}\n{workload}\n\n{HEADER}")
+    results: dict[str, Any] = {
+        "what": SIMULATED,
+        "measured": {
+            "command": "make bench-scale",
+            "commit": commit(),
+            "date": datetime.now(UTC).date().isoformat(),
+            "seeds": args.seeds,
+            "warmup_s": f"{START_S:.0f} for each session, and {SETTLE_S:.0f}",
+            "window_s": args.window,
+        },
+        "assumptions": ASSUMPTIONS,
+        "workload": f"callanjfox/kv-cache-tester (Apache-2.0), sampled: {workload}",
+        "rows": [],
+    }
     for memory, each in cells(args):
-        rows.append(run(memory, each, args.seeds, data))
-        print(line(rows[-1]), flush=True)
-    wall_s = time.perf_counter() - started
-    print(f"\n{SIMULATED}; {wall_s:.0f} s of wall time")
-    if args.json:
-        results = {
-            "what": SIMULATED,
-            "measured": {
-                "command": "make bench-scale",
-                "commit": commit(),
-                "date": datetime.now(UTC).date().isoformat(),
-                "wall_s": round(wall_s),
-                "cpu_s": round(time.process_time() - cpu_started),
-                "seeds": args.seeds,
-                "warmup_s": f"{START_S:.0f} for each session, and {SETTLE_S:.0f}",
-                "window_s": args.window,
-            },
-            "assumptions": ASSUMPTIONS,
-            "workload": "callanjfox/kv-cache-tester (Apache-2.0), sampled: "
-            f"{len(data)} conversations, {sum(map(len, data))} requests",
-            "rows": rows,
-        }
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        results["rows"].append(run(memory, each, args.seeds, data))
+        print(line(results["rows"][-1]), flush=True)
+        results["measured"]["wall_s"] = round(time.perf_counter() - started)
+        results["measured"]["cpu_s"] = round(time.process_time() - cpu_started)
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"\n{SIMULATED}; {time.perf_counter() - started:.0f} s of wall time")
 
 
 if __name__ == "__main__":
