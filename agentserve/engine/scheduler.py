@@ -209,7 +209,10 @@ class Scheduler:
             self._kv.discard(chain)
         else:
             self._kv.release(chain)
-        self._dropped.append(SlotDrop(turn.slot, turn.slot_generation))
+        known = [add for add in self._added if add.slot != turn.slot]
+        if len(known) == len(self._added):  # else the runner has not heard of it yet
+            self._dropped.append(SlotDrop(turn.slot, turn.slot_generation))
+        self._added = known
         self._free_slots.append(turn.slot)
         self._appended = [append for append in self._appended if append.slot != turn.slot]
         turn.slot = -1

@@ -15,14 +15,20 @@ class Adoption:
         self._copies = copies
         self._residency = residency
 
-    def make_room(self, chain: Chain, found: list[Found]) -> bool:
-        """Free the device slots that `found` needs at once, at the cost of nothing in it."""
+    def make_room(self, found: list[Found], *, evict: bool) -> bool:
+        """Free the device slots that `found` needs at once, at the cost of nothing in it.
+
+        Without `evict`, one more too, and at the cost of no open sequence.
+        """
         held: list[tuple[BlockPool, Block]] = []
         for group, f in zip(self._groups, found, strict=True):
             held += [(p, h) for h in f.holders() for p in group.pools if p.tier in h.copies]
         for pool, holder in held:
             pool.lock(holder)
-        fits = all(self._residency.make_room(number, f.absent()) for number, f in enumerate(found))
+        fits = all(
+            self._residency.make_room(number, f.absent() + (not evict), evict=evict)
+            for number, f in enumerate(found)
+        )
         for pool, holder in held:
             pool.unlock(holder.copies[pool.tier])
         return fits

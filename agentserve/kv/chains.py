@@ -89,10 +89,11 @@ class KvCache:
         return bool(holders) and on_device(holders[-1])
 
     def has_free(self, chain: Chain, length: int) -> bool:
-        """Whether an active chain can grow to `length` tokens at nobody's cost."""
+        """Whether an active chain can grow to `length` tokens at no open sequence's cost."""
+        wanted = self.blocks_for(length)
         return all(
-            self.blocks_for(length) - len(part.holders()) <= pool.free
-            for part, pool in zip(chain.groups, self.pools, strict=True)
+            self.residency.make_room(number, wanted - len(part.holders()), evict=False)
+            for number, part in enumerate(chain.groups)
         )
 
     def open(self, namespace: str) -> Chain:
@@ -163,7 +164,7 @@ class KvCache:
         some tier, goes on by prefix hits, copies what it needs of a block that it shares, and loads
         in token order what is in the host tier only: until that has arrived (`chain.loading`) no
         step may name the chain. NoRoom, and nothing locked, unless there is room for all of
-        `tokens` with `headroom` blocks left over; without `evict`, room that is free already.
+        `tokens` with `headroom` blocks left over; without `evict`, no open sequence loses anything.
         """
         require(not chain.active, "INV-10: a running chain is acquired")
         before = min(chain.length, len(tokens) - 1)
@@ -180,9 +181,7 @@ class KvCache:
             found, short = self._shorten(found, length, wanted)
         if short > 0:
             return NoRoom(wanted, wanted - short)
-        if not evict and not self._are_free(wanted, found):
-            return NoRoom(wanted, 0)
-        if not self._adoption.make_room(chain, found):
+        if not self._adoption.make_room(found, evict=evict):
             return NoRoom(wanted, 0)
         self.residency.started(chain)
         chain.active = True
@@ -305,12 +304,6 @@ class KvCache:
         found = [f.shorten(length, self.block_size) for f in found]
         pairs = zip(found, self.pools, strict=True)
         return found, max(f.missing(pool, wanted) for f, pool in pairs)
-
-    def _are_free(self, wanted: int, found: list[Found]) -> bool:
-        return all(
-            wanted - len(f.holders()) + f.absent() <= pool.free
-            for f, pool in zip(found, self.pools, strict=True)
-        )
 
     def _seal(self, chain: Chain, part: GroupChain, group: Group, tokens: "array[int]") -> None:
         start = len(part.blocks) * self.block_size

@@ -49,9 +49,12 @@ class Residency:
         if now - self._ordered_at >= ORDER_AGE_S:
             self._order = None
 
-    def make_room(self, number: int, count: int, before: Chain | None = None) -> bool:
+    def make_room(
+        self, number: int, count: int, before: Chain | None = None, *, evict: bool = True
+    ) -> bool:
         """Free slots of group `number` on the device until `count` are free; False if not now.
 
+        Without `evict` no open sequence loses anything: only what nobody owns is given up.
         With `before`, only what the policy finds colder than that chain is given up, and nothing of
         a chain whose turn waits or was announced.
         """
@@ -59,11 +62,11 @@ class Residency:
         pool = group.device
         if pool.free >= count:
             return True
-        victims = self._victims(before)
+        victims = self._victims(before) if evict else []
         if self._strip_all(victims, number, count, clean=self._has_host):
             self._rounds = 0
             return True
-        if before is not None:
+        if before is not None or not evict:
             return False
         if self._has_host and self._save_victims(victims, number, count - pool.free):
             return False

@@ -327,11 +327,11 @@ def test_a_background_turn_ends_early_when_its_room_was_taken_and_keeps_what_it_
         d.step()
     other = d.run(2, PROMPT)
     end = d.finished[background]
-    assert (end.reason, end.log_length, end.kv_length) == ("prefilled", 40, 20)
+    assert (end.reason, end.log_length, end.kv_length) == ("prefilled", 40, 24)
     assert d.engine.stats().evictions == 0
     assert d.output[other] == alone(PROMPT, 4)
     after = d.run(1, [1], keep=40)
-    assert (d.started[after].cached, d.started[after].lost) == (20, 0)
+    assert (d.started[after].cached, d.started[after].lost) == (24, 0)
     assert d.output[after] == alone([*ahead, 1], 4)
 
 

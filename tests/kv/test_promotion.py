@@ -168,11 +168,15 @@ def test_a_shared_prefix_in_the_host_is_loaded_once_for_all(device):
     assert not any(fork.loading for fork in forks)
 
 
-def test_an_admission_that_may_not_evict_uses_free_room_only(device):
+def test_an_admission_that_may_not_evict_takes_nothing_from_an_open_sequence(device):
     d = device(num_blocks=4)
     kept, _ = idle(d, 0, 8, saved=True)
+    gone, _ = idle(d, 100, 4, saved=True)
+    d.kv.close(gone)  # its block is cached still, and nobody's
     new = d.kv.open("a")
-    assert isinstance(d.kv.acquire(new, tokens_of(range(50, 62)), evict=False), NoRoom)
-    assert d.kv.acquire(new, tokens_of(range(50, 58)), evict=False) == 0
+    assert d.kv.acquire(new, tokens_of(range(50, 62)), evict=False) == 0
+    assert d.kv.has_free(new, 8)
+    assert not d.kv.has_free(new, 9)
     assert d.kv.reserve(new, 8) is None
     assert on_device(kept) == 8
+    assert isinstance(d.kv.acquire(d.kv.open("a"), tokens_of(range(3)), evict=False), NoRoom)
