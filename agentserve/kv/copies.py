@@ -42,6 +42,7 @@ class CopyQueue:
         self._waiting: list[BlockCopy] = []
         self._open: dict[int, BlockCopy] = {}
         self._ticket = 0
+        self._looked_at = -1.0  # for overdue tickets; once a second is enough
         self.stale = 0
         self.counts = dict.fromkeys(ENDS, 0)  # open copies by kind
 
@@ -71,6 +72,9 @@ class CopyQueue:
 
     def overdue(self, now: float) -> list[int]:
         """Return the tickets that should have come back long ago; each again after a while."""
+        if now < self._looked_at + 1.0:
+            return []
+        self._looked_at = now
         late = [c for c in self._open.values() if c.sent and now - c.sent_at >= OVERDUE_S]
         for copy in late:
             copy.sent_at = now

@@ -6,7 +6,8 @@ blocks first. What has a host copy is given up at once; what has none is saved f
 has room for it, and lost when it has not.
 """
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 
 from agentserve.kv.blocks import Block, LogicalBlock, NoRoom, Tail
 from agentserve.kv.copies import DEVICE, HOST, CopyQueue
@@ -36,6 +37,7 @@ class Residency:
         self._order: dict[Chain, None] | None = None  # idle chains, coldest first
         self._ordered_at = 0.0
         self._rounds = 0  # of saves on demand since they last made room
+        self._full: dict[int, tuple[int, int]] = {}  # what could not be had, and when
         self._has_host = policy.uses_host and all(group.host.total for group in groups)
 
     @property
@@ -58,10 +60,15 @@ class Residency:
         With `before`, only what the policy finds colder than that chain is given up, and nothing of
         a chain whose turn waits or was announced.
         """
-        group = self._groups[number]
-        pool = group.device
+        pool = self._groups[number].device
         if pool.free >= count:
             return True
+        if evict and before is None:
+            releases = sum(pool.releases for group in self._groups for pool in group.pools)
+            failed, then = self._full.get(number, (0, -1))
+            if releases == then and count >= failed:
+                return False  # nothing has changed since so much could not be had
+            self._full[number] = (count, releases)
         victims = self._victims(before) if evict else []
         if self._strip_all(victims, number, count, clean=self._has_host):
             self._rounds = 0
@@ -213,7 +220,7 @@ class Residency:
             return
         pool = self._groups[number].device
         part = chain.groups[number]
-        for holder in reversed(part.holders()):
+        for holder in _last_first(part, DEVICE):
             if pool.free >= count:
                 return
             slot = holder.copies.get(DEVICE)
@@ -289,7 +296,7 @@ class Residency:
         """Give up at most `count` host slots, last first; with `doubles`, only what is on both."""
         pool = self._groups[number].host
         given = 0
-        for holder in reversed(chain.groups[number].holders()):
+        for holder in _last_first(chain.groups[number], HOST):
             slot = holder.copies.get(HOST)
             if slot is None:
                 continue
@@ -359,11 +366,21 @@ def _line(part: GroupChain, group: Group) -> list[Block]:
 def _gives(chain: Chain, number: int) -> bool:
     """Whether a block of the chain on the device could be evicted."""
     part = chain.groups[number]
-    for holder in reversed(part.holders()):
+    for holder in _last_first(part, DEVICE):
         slot = holder.copies.get(DEVICE)
         if slot is not None and (slot.evictable or part.straight):
             return slot.evictable
     return False
+
+
+def _last_first(part: GroupChain, tier: str) -> Iterator[Block]:
+    """Iterate from the last holder in `tier` to the first, without a look at those after it."""
+    yield from [tail for tail in reversed(part.tails) if tier in tail.copies]
+    end = len(part.blocks)
+    if part.straight:  # each tier holds the first so many of them
+        end = bisect_left(part.blocks, True, key=lambda block: tier not in block.copies)
+    for index in range(end - 1, -1, -1):
+        yield part.blocks[index]
 
 
 def _saved(holder: Block) -> bool:
