@@ -1,7 +1,7 @@
 # Two commands matter: `make demo` and `make test`. `make help` lists the rest.
 # They make a virtual environment in .venv; PYTHON=/path/to/python uses an existing one instead.
 
-SEEDS ?= 200
+SEEDS ?= 2000
 DEPTH ?= 9
 TURNS ?= 100
 export PYTHONSAFEPATH = 1
@@ -28,7 +28,7 @@ demo: $(STAMPS)/installed  ## replay a 100-turn coding session against a real se
 
 test: check $(STAMPS)/installed-test  ## checks, tests and simulation: what CI runs
 	$(PY) -m pytest -n 2 --dist loadfile
-	$(PY) -m agentserve.engine.sim --seeds $(SEEDS)
+	$(PY) -m agentserve.engine.sim --seeds $(SEEDS) --jobs 2
 
 check: $(STAMPS)/installed-test  ## formatting, lint, types, import contracts
 	$(PY) -m ruff format --check
@@ -40,9 +40,9 @@ fmt: $(STAMPS)/installed-test  ## format the code
 	$(PY) -m ruff format
 	$(PY) -m ruff check --fix
 
-sim: $(STAMPS)/installed  ## seeded simulation of the engine: make sim SEEDS=2000
-	$(PY) -m agentserve.engine.sim --seeds $(SEEDS)
-	$(PY) -m agentserve.engine.simrunner --seeds $(SEEDS)
+sim: $(STAMPS)/installed  ## seeded simulation, a tenth of it on the simulated device: make sim SEEDS=100000
+	$(PY) -m agentserve.engine.sim --seeds $(SEEDS) --jobs 2
+	$(PY) -m agentserve.engine.simrunner --seeds $$(($(SEEDS) / 10)) --jobs 2
 
 progress: $(STAMPS)/installed-test  ## small worlds exhaustively, and 10,000 overloads: make progress DEPTH=10
 	PYTHONPATH=tests/support $(PY) benchmarks/progress.py --depth $(DEPTH)
