@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 cuda: Any = torch.cuda  # its streams and events carry no types
 
 POLL_S = 1e-4  # between two looks at the events of a GPU
+EXIT_S = 5.0  # a copy takes milliseconds
 DIRECTIONS = ("load", "save")  # in the order in which one worker serves them: turns wait for loads
 
 
@@ -67,8 +68,9 @@ class ThreadDevice:
 
     def __init__(self, cache: torch.Tensor, slab: torch.Tensor) -> None:
         self._worker = _Worker(cache, slab)
-        weakref.finalize(self, self._worker.stop)
-        threading.Thread(target=self._worker.run, name="kv-copier", daemon=True).start()
+        thread = threading.Thread(target=self._worker.run, name="kv-copier", daemon=True)
+        thread.start()
+        weakref.finalize(self, _end, self._worker, thread)
 
     def record(self, stream: str) -> _Mark:
         """Return an event: all copies that have been queued on the stream so far."""
@@ -176,6 +178,13 @@ class _Worker:
             self.busy[stream] += busy
             self._finished[stream] += 1
             self.changed.notify_all()
+
+
+def _end(worker: _Worker, thread: threading.Thread) -> None:
+    """End the thread and wait for it: one that is still there when Python exits can crash that."""
+    worker.stop()
+    if thread is not threading.current_thread():
+        thread.join(EXIT_S)
 
 
 class StreamDevice:
