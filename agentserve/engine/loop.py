@@ -125,6 +125,11 @@ class Engine:
             events.append(self.stats())
         return events
 
+    @property
+    def steps(self) -> int:
+        """Steps planned so far."""
+        return self._scheduler.step
+
     def stats(self) -> Stats:
         """Return counts of turns, blocks (of KV group 0) and work since the start."""
         return stats_of(self._scheduler, self._kv, self._counters)

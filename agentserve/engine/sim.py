@@ -166,10 +166,10 @@ class Simulation:
     def step(self) -> None:
         """Let the engine run a step, and hold its events against the reference."""
         self.clock.advance(self.rng.random() * self.world.tick)
-        issued, busy = self.engine.stats().step, bool(self.referee.open)
+        issued, busy = self.engine.steps, bool(self.referee.open)
         events = self.engine.step()
         self.referee.counts["steps"] += 1
-        happened = bool(events) or self.engine.stats().step > issued
+        happened = bool(events) or self.engine.steps > issued
         expect(happened or not busy, "INV-06: turns are open and nothing happens")
         for event in events:
             self.referee.see(event)

@@ -296,37 +296,37 @@ class BlockPool:
         )
         dependents = [0] * self.total
         for slot in holders:
-            self._check_holder(slot)
             if slot.parent is not None:
+                require(
+                    self.tier in slot.parent.copies,
+                    "INV-02: what a slot hangs from is not resident",
+                )
                 dependents[slot.parent.copies[self.tier].number] += 1
         for slot in slots:
-            where = f"slot {slot.number}"
-            require(slot.dependents == dependents[slot.number], f"INV-02: dependents of {where}")
-            require(
-                slot.queued or _owned(slot) or not slot.evictable,
-                f"INV-06: {where} can never be evicted",
-            )
-            require(
-                not slot.arriving or slot.locks > 0, f"INV-05: {where} is filled and not locked"
-            )
-            require(
-                slot.holder is not None or not (slot.locks or slot.tokens or slot.doomed),
-                f"INV-02: free {where} is in use",
-            )
+            if fault := self._fault(slot, dependents[slot.number]):
+                raise InvariantError(f"{fault} (slot {slot.number}, {self.tier})")
 
-    def _check_holder(self, slot: Slot) -> None:
+    def _fault(self, slot: Slot, dependents: int) -> str:
+        """Return which invariant a slot breaks, or an empty string."""
         holder = slot.holder
-        where = f"slot {slot.number}"
-        require(
-            holder is not None and holder.copies.get(self.tier) is slot,
-            f"INV-02: {where} and its holder do not name each other",
-        )
-        require(slot.tokens <= self.block_size, f"INV-03: {where} is more than full")
-        require(not slot.doomed or slot.locks > 0, f"INV-02: doomed {where} was not freed")
-        require(
-            slot.parent is None or self.tier in slot.parent.copies,
-            f"INV-02: the parent of what {where} holds is not resident",
-        )
+        if slot.dependents != dependents:
+            return "INV-02: the count of dependents is wrong"
+        if holder is None:
+            used = slot.locks or slot.tokens or slot.doomed or slot.arriving
+            return "INV-02: a free slot is in use" if used else ""
+        if holder.copies.get(self.tier) is not slot:
+            return "INV-02: slot and holder do not name each other"
+        if slot.tokens > self.block_size:
+            return "INV-03: a slot is more than full"
+        if slot.locks:
+            return ""
+        if slot.doomed:
+            return "INV-02: a doomed slot was not freed"
+        if slot.arriving:
+            return "INV-05: a slot is filled and not locked"
+        if not (slot.dependents or slot.queued or holder.owners):
+            return "INV-06: a slot can never be evicted"
+        return ""
 
     def _hang(self, parent: LogicalBlock | None) -> None:
         if parent is not None:
