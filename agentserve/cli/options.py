@@ -15,7 +15,7 @@ class CommandFailed(Exception):
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?")
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT]?)(?:I?B)?")
 
 
 def parse_size(text: str | int) -> int:
@@ -24,7 +24,7 @@ def parse_size(text: str | int) -> int:
     Raises typer.BadParameter on anything else.
     """
     match = _SIZE.fullmatch(str(text).strip().upper())
-    if match is None:
+    if match is None or ("." in match[1] and not match[2]):
         raise typer.BadParameter(f"{text!r} is not a size such as 512M, 2GiB or 1048576")
     return int(float(match[1]) * _UNITS[match[2]])
 

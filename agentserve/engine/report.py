@@ -9,7 +9,7 @@ from agentserve.engine.scheduler import Scheduler
 from agentserve.engine.sequence import Sequence
 from agentserve.kv.chains import KvCache
 from agentserve.kv.copies import DEVICE, HOST
-from agentserve.kv.residency import resident_tokens
+from agentserve.kv.lookup import resident_tokens
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from agentserve.kv.blocks import Block, BlockPool, LogicalBlock, Slot, Tail
 from agentserve.kv.copies import DEVICE
 from agentserve.kv.policy import Idle
 from agentserve.kv.prefix import PrefixIndex
+from agentserve.kv.tiers import ready
 
 
 @dataclass(slots=True)
@@ -116,6 +117,16 @@ class Found:
         here = [holder.copies[DEVICE] for holder in holders if DEVICE in holder.copies]
         newly_locked = sum(1 for slot in here if not slot.locks)
         return new - (pool.available - newly_locked)
+
+
+def resident_tokens(chain: Chain, tier: str, block_size: int) -> int:
+    """Return how many of the chain's tokens have a copy in a tier."""
+    tokens = 0
+    for holder in chain.groups[0].holders():
+        if ready(holder.copies.get(tier)):
+            full = isinstance(holder, LogicalBlock)
+            tokens += block_size if full else holder.copies[tier].tokens
+    return tokens
 
 
 def find(

@@ -9,7 +9,7 @@ has room for it, and lost when it has not.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from agentserve.kv.blocks import Block, LogicalBlock, NoRoom, Tail
+from agentserve.kv.blocks import Block, NoRoom, Tail
 from agentserve.kv.copies import DEVICE, HOST, CopyQueue
 from agentserve.kv.lookup import Chain, GroupChain, known
 from agentserve.kv.policy import Costs, Policy
@@ -18,6 +18,7 @@ from agentserve.kv.tiers import Group, ready
 SAVES_IN_FLIGHT = 16  # blocks; few, so that a load does not wait behind them
 DEMAND_ROUNDS = 8
 ORDER_AGE_S = 0.05  # the order of victims is found anew after so long; it costs some ms
+ANNOUNCED_S = 30.0  # a turn that was announced and does not come protects its KV no longer
 LOADS_AHEAD = 64  # blocks in flight for turns that were announced
 
 
@@ -32,6 +33,7 @@ class Residency:
         self._unsaved: dict[Chain, None] = {}  # in the order in which their turns ended
         self._leaving: dict[Chain, None] = {}  # give up their device slots once they are saved
         self._promoted: dict[Chain, None] = {}
+        self._announced: dict[Chain, float] = {}  # when the next turn was announced
         self._now = 0.0
         self._costs: Callable[[], Costs] = no_costs
         self._order: dict[Chain, None] | None = None  # idle chains, coldest first
@@ -50,6 +52,9 @@ class Residency:
         self._now, self._costs = now, costs
         if now - self._ordered_at >= ORDER_AGE_S:
             self._order = None
+            for chain, since in list(self._announced.items()):
+                if now - since >= ANNOUNCED_S:
+                    self.promote(chain, begin=False)
 
     def make_room(
         self, number: int, count: int, before: Chain | None = None, *, evict: bool = True
@@ -130,6 +135,7 @@ class Residency:
         """Note that `chain` is active or closed: nothing is moved for it any more."""
         self._unsaved.pop(chain, None)
         self._promoted.pop(chain, None)
+        self._announced.pop(chain, None)
         self._leaving.pop(chain, None)
         chain.idle.promoted = False
 
@@ -141,8 +147,8 @@ class Residency:
         if chain.idle.kv == "drop":
             self._unsaved.pop(chain, None)
             for number, group in enumerate(self._groups):
-                self._strip(chain, number, group.device.total, clean=False)
-                self._strip_host(chain, number, group.host.total, doubles=False)
+                self._strip(chain, number, group.device.total, clean=False, shared=False)
+                self._strip_host(chain, number, group.host.total, doubles=False, shared=False)
         elif chain.idle.kv == "host" and self._has_host:
             self._unsaved[chain] = None
             self._leaving[chain] = None
@@ -157,9 +163,11 @@ class Residency:
         if begin:
             self._leaving.pop(chain, None)
             self._promoted[chain] = None
+            self._announced[chain] = self._now
             self.touch(chain)
         else:
             self._promoted.pop(chain, None)
+            self._announced.pop(chain, None)
 
     def pump(self) -> None:
         """Issue copies that nobody waits for: announced turns first, then saves."""
@@ -176,7 +184,7 @@ class Residency:
             if chain not in self._unsaved and not self._copies.counts["save"]:
                 self._leaving.pop(chain, None)
                 for number, group in enumerate(self._groups):
-                    self._strip(chain, number, group.device.total, clean=True)
+                    self._strip(chain, number, group.device.total, clean=True, shared=False)
 
     def drop_host(self, choose: Callable[[list[Chain]], Chain]) -> bool:
         """Lose the last host copy of a chain, for tests of that; False when none can go."""
@@ -214,14 +222,19 @@ class Residency:
             if pool.evictions == before:
                 return False
 
-    def _strip(self, chain: Chain, number: int, count: int, *, clean: bool) -> None:
-        """Give up device slots of an idle chain, last first; with `clean`, only saved ones."""
+    def _strip(
+        self, chain: Chain, number: int, count: int, *, clean: bool, shared: bool = True
+    ) -> None:
+        """Give up device slots of an idle chain, last first; with `clean`, only saved ones.
+
+        Without `shared`, only what no other open chain names.
+        """
         if chain.active:
             return
         pool = self._groups[number].device
         part = chain.groups[number]
         for holder in _last_first(part, DEVICE):
-            if pool.free >= count:
+            if pool.free >= count or (holder.owners > 1 and not shared):
                 return
             slot = holder.copies.get(DEVICE)
             if slot is None:
@@ -292,7 +305,9 @@ class Residency:
             for other in colder
         )
 
-    def _strip_host(self, chain: Chain, number: int, count: int, *, doubles: bool) -> bool:
+    def _strip_host(
+        self, chain: Chain, number: int, count: int, *, doubles: bool, shared: bool = True
+    ) -> bool:
         """Give up at most `count` host slots, last first; with `doubles`, only what is on both."""
         pool = self._groups[number].host
         given = 0
@@ -300,7 +315,7 @@ class Residency:
             slot = holder.copies.get(HOST)
             if slot is None:
                 continue
-            if given == count or not slot.evictable:
+            if given == count or not slot.evictable or (holder.owners > 1 and not shared):
                 break
             if doubles and not ready(holder.copies.get(DEVICE)):
                 break
@@ -399,13 +414,3 @@ def _first_unsaved(blocks: list[Block]) -> int:
         else:
             high = middle
     return low
-
-
-def resident_tokens(chain: Chain, tier: str, block_size: int) -> int:
-    """Return how many of the chain's tokens have a copy in a tier."""
-    tokens = 0
-    for holder in chain.groups[0].holders():
-        if ready(holder.copies.get(tier)):
-            full = isinstance(holder, LogicalBlock)
-            tokens += block_size if full else holder.copies[tier].tokens
-    return tokens

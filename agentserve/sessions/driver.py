@@ -177,6 +177,7 @@ class TurnDriver:
         try:
             if isinstance(event, Started):
                 run.on_started(event)
+                run.session.wait.dropped = False
             elif isinstance(event, Progress):
                 run.on_progress(event)
             elif isinstance(event, Tokens):
@@ -304,7 +305,7 @@ class TurnDriver:
         """Go on after a prefill ahead has ended: with the turn that waited, or with more of it."""
         run = session.running
         if run is None:
-            self.waits.tell(session)
+            self.waits.tell(session, again=True)
             if self._may_prefill(session):
                 self._ahead.go_on(session)
         elif run.number in self._runs and not run.submitted:

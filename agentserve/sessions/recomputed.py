@@ -19,8 +19,11 @@ REASONS = (
 
 
 def closed_list(reason: str) -> str:
-    """Return the engine's reason, or the most general one when this version does not know it."""
-    return reason if reason in REASONS else "evicted"
+    """Return the engine's reason, or the most general one when this version does not know it.
+
+    Without any, the engine's copy never had what the head needs.
+    """
+    return reason if reason in REASONS else "evicted" if reason else "history_edited"
 
 
 def divide(tokens: int, causes: Iterable[Recomputed]) -> list[Recomputed]:

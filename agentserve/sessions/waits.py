@@ -35,6 +35,7 @@ class Wait:
     said_at: float = 0.0  # when the client last spoke of it; not before it began
     promote_at: float | None = None  # when the promised turn's KV is to be brought back
     promoted: bool = False  # it was, for a promise
+    dropped: bool = False  # its KV was given up as the client wished, and none was computed since
     announced: int = 0  # requests for its next turn that are being read
 
 
@@ -69,8 +70,11 @@ class Waits:
         if not session.open_runs():  # it has ended already
             self.begin(session)
 
-    def tell(self, session: Session) -> None:
-        """Tell the engine what an idle session waits for, and promise what the client promised."""
+    def tell(self, session: Session, *, again: bool = False) -> None:
+        """Tell the engine what an idle session waits for, and promise what the client promised.
+
+        With `again` less is waited for than before: KV that was sent away once is not sent again.
+        """
         if session.closed or session.open_runs() or not session.mirror.tokens:
             return
         self._forget_promise(session)
@@ -78,6 +82,9 @@ class Waits:
         missing = tuple(session.unanswered(pending))
         hints = session.hints or Hints()
         kv = "host" if hints.kv == "disk" else hints.kv  # there is no disk tier yet
+        if again and kv in ("host", "drop"):
+            kv = "auto"
+        session.wait.dropped = session.wait.dropped or kv == "drop"
         expected = 0.0 if pending and not missing else self._expected_s(session, missing)
         keys = list(dict.fromkeys(_keys(session, missing or pending)))
         for sequence in _sequences(session):
@@ -106,7 +113,7 @@ class Waits:
 
     def results_came(self, session: Session) -> None:
         """Take staged results: fewer calls are waited for, or the next turn is about to come."""
-        self.tell(session)
+        self.tell(session, again=True)
         answered = bool(session.pending()) and not session.unanswered(session.pending())
         if answered and not session.ahead.turn:  # else the prefill ahead brings its KV back
             self._promote(session)

@@ -10,6 +10,7 @@ TOOL_NAME = r"^[A-Za-z0-9_-]{1,64}$"
 
 SessionId = Annotated[str, Meta(pattern=SESSION_ID)]
 CallId = Annotated[str, Meta(min_length=1, max_length=64)]
+MAX_CALLS = 1024  # that hints can name
 Millis = Annotated[int, Meta(ge=0, le=10**12)]
 Metadata = dict[str, Any]
 
@@ -112,7 +113,7 @@ class Tool(Request, frozen=True, tag="function", omit_defaults=True):
 class Hints(Request, frozen=True, omit_defaults=True):
     """What the client knows about the wait that begins after this turn."""
 
-    expected_ms: Millis | dict[CallId, Millis] | None = None
+    expected_ms: Millis | Annotated[dict[CallId, Millis], Meta(max_length=MAX_CALLS)] | None = None
     resume_in_ms: Millis | None = None
     kv: Literal["auto", "device", "host", "disk", "drop"] = "auto"
     close: bool = False

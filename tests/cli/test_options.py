@@ -31,7 +31,10 @@ def test_a_size_is_read_in_powers_of_1024(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "much", "-1G", "1X", "1G2", "1e9", "G", "1..5G", "nan", "∞"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "much", "-1G", "1X", "1G2", "1e9", "G", "1..5G", "nan", "∞", "0.4", "9" * 400, "٣M"],
+)
 def test_what_is_not_a_size_is_refused_with_examples(text):
     with pytest.raises(typer.BadParameter, match="512M, 2GiB"):
         parse_size(text)

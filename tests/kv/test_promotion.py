@@ -55,6 +55,30 @@ def test_a_hint_that_a_chain_may_be_dropped_forgets_it_in_both_tiers(device):
     assert d.turn(chain, more(log, 1)) == 0
 
 
+@pytest.mark.parametrize("kv", ["drop", "host"])
+def test_a_fork_at_a_block_keeps_its_blocks_when_the_first_chain_is_sent_away(device, kv):
+    d = device()
+    chain, _ = idle(d, 0, 12, saved=True)
+    fork = d.kv.fork(chain, 8)
+    d.settle()
+    hint(d, chain, kv)
+    d.settle()
+    assert (on_device(fork), in_host(fork)) == (8, 8)
+    assert on_device(chain) == 8
+
+
+def test_an_announced_turn_that_does_not_come_protects_its_chain_for_30_seconds(device):
+    d = device()
+    chain, _ = idle(d, 0, 8, saved=True)
+    d.kv.residency.promote(chain, begin=True)
+    d.now += 20.0
+    d.settle()
+    assert chain.idle.promoted
+    d.now += 20.0
+    d.settle()
+    assert not chain.idle.promoted
+
+
 def test_a_dropped_chain_takes_nothing_from_its_fork(device):
     d = device()
     chain, log = idle(d, 0, 10)

@@ -331,7 +331,7 @@ def tampered(link, cached_less=0, **fields):
         ({"lost": 40, "reason": "policy"}, "policy"),
         ({"lost": 40, "reason": "evicted"}, "evicted"),
         ({"lost": 40, "reason": "something new"}, "evicted"),
-        ({}, "evicted"),
+        ({}, "history_edited"),
     ],
 )
 async def test_every_token_that_the_engine_lost_has_the_engines_reason(told, reason):
@@ -362,6 +362,35 @@ async def test_what_the_client_dropped_has_that_as_its_reason_and_only_once():
         assert dropped.tokens >= first.usage.input_tokens
         assert turn.usage.cached_tokens == 0
         assert (await r.turn(s)).usage.recomputed == []
+
+
+async def test_what_was_dropped_has_its_reason_also_after_another_hint():
+    async with rig(oracle={"host_blocks": 64}) as r:
+        s = await r.create()
+        await r.turn(s, "hello " * 40)
+        await hinted(r, s, kv="drop")
+        await hinted(r, s, expected_ms=1000)
+        assert [part.reason for part in (await r.turn(s)).usage.recomputed] == ["dropped"]
+
+
+@pytest.mark.parametrize("kv", ["drop", "host"])
+async def test_staged_results_do_not_send_the_kv_away_again(kv):
+    async with rig(oracle={"host_blocks": 64}) as r:
+        s, (read, write) = await waiting(r)
+        await hinted(r, s, kv=kv)
+        before = len(r.link.sent)
+        for call in (read, write):
+            await r.call("tool_results", s, results=[result(call)])
+            await r.settle()
+        later = [command.kv for command in r.link.sent[before:] if isinstance(command, Hint)]
+        assert later
+        assert set(later) == {"auto"}
+
+
+def test_hints_name_a_bounded_number_of_calls():
+    many = {"expected_ms": {f"call_{number}": 1 for number in range(1025)}}
+    with pytest.raises(msgspec.ValidationError, match="expected_ms"):
+        msgspec.convert(many, wire.Hints)
 
 
 async def test_loss_on_top_of_an_edited_history_is_told_apart():

@@ -2,7 +2,7 @@
 
 from kv_device import KvDevice, tokens_of
 
-from agentserve.kv.residency import resident_tokens
+from agentserve.kv.lookup import resident_tokens
 
 
 class CheckedDevice(KvDevice):
