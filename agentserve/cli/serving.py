@@ -130,7 +130,9 @@ def _ready_line(assembly: Assembly, listener: socket.socket) -> str:
         return f"agentserve is ready: {url}"
     tokens = info.num_blocks * info.block_size
     size = info.num_blocks * sum(group.block_bytes for group in info.groups)
+    host_tokens = info.host_blocks * info.block_size
     return (
         f"agentserve is ready: {url}  model {assembly.name} ({info.dtype}, {info.device})  "
-        f"context {info.max_context} tokens  KV {tokens} tokens ({format_size(size)})"
+        f"context {info.max_context} tokens  KV {tokens} tokens ({format_size(size)}), "
+        f"and {host_tokens} in the host tier"
     )

@@ -122,7 +122,8 @@ def _tier_blocks(settings: ModelSettings, record: int, least: int) -> tuple[int,
         raise ValueError(f"host_bytes={host_bytes} holds no block of {record} bytes; 0 is no tier")
     if kv_bytes // record < least:
         raise ValueError(
-            f"kv_bytes={kv_bytes} holds {kv_bytes // record} blocks, fewer than {least}"
+            f"kv_bytes={kv_bytes} holds {kv_bytes // record} blocks, fewer than {least}: "
+            f"the device's KV (--kv-device) needs {least * record} bytes"
         )
     return kv_bytes // record, host_bytes // record
 
