@@ -29,7 +29,7 @@ from agentserve.engine.messages import (
     Tokens,
 )
 from agentserve.engine.plan import Runner, StepResult
-from agentserve.engine.report import Counters, residency_of, stats_of
+from agentserve.engine.report import Counters, count_lost, residency_of, stats_of
 from agentserve.engine.rules import GrammarFactory, Refusal, SubmitRules
 from agentserve.engine.scheduler import Batch, Scheduler
 from agentserve.engine.sequence import Matcher, Sequence, Turn
@@ -273,22 +273,12 @@ class Engine:
         for turn in batch.admitted:
             computed = turn.prompt_length - turn.cached
             waited = turn.started_at - turn.submitted_at
-            lost, reason = self._count_lost(turn)
+            lost, reason = count_lost(turn, self._kv, self._counters)
             if turn.cached or lost:
                 self._costs.queued(waited, resident=not (turn.from_host or lost))
             self._events.append(
                 Started(turn.id, turn.cached, computed, waited, turn.from_host, lost, reason)
             )
-
-    def _count_lost(self, turn: Turn) -> tuple[int, str]:
-        """Return the tokens that were computed before and must be again, and why."""
-        if not turn.lost:
-            return 0, ""
-        reason = "policy" if not self._policy.keeps else "evicted"
-        if self._kv.host_pools[0].total:
-            reason = "host_full"
-        self._counters.lost[reason] += turn.lost
-        return turn.lost, reason
 
     def _measure(self, batch: Batch, seconds: float) -> None:
         """Learn what the step cost; share its time out, but not for what we made turns lose."""

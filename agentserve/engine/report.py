@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from agentserve.engine.messages import Residency, Stats
 from agentserve.engine.plan import RunnerInfo, Traffic
 from agentserve.engine.scheduler import Scheduler
-from agentserve.engine.sequence import Sequence
+from agentserve.engine.sequence import Sequence, Turn
 from agentserve.kv.chains import KvCache
 from agentserve.kv.copies import DEVICE, HOST
 from agentserve.kv.lookup import resident_tokens
@@ -53,6 +53,17 @@ def stats_of(scheduler: Scheduler, kv: KvCache, counters: Counters) -> Stats:
         stall_s=scheduler.stall_s,
         lost=dict(counters.lost),
     )
+
+
+def count_lost(turn: Turn, kv: KvCache, counters: Counters) -> tuple[int, str]:
+    """Count the tokens that had KV before and must be computed again; return them, and why."""
+    if not turn.lost:
+        return 0, ""
+    reason = "policy" if not kv.residency.policy.keeps else "evicted"
+    if kv.host_pools[0].total:
+        reason = "host_full"
+    counters.lost[reason] += turn.lost
+    return turn.lost, reason
 
 
 def residency_of(sequence: Sequence, info: RunnerInfo) -> Residency:
