@@ -177,7 +177,9 @@ def known(part: GroupChain, index: PrefixIndex) -> list[LogicalBlock]:
     parent: LogicalBlock | None = None
     for block in part.blocks:
         entry = index.twin(parent, block)
-        if entry is None and block.copies and block.parent is parent and not block.condemned:
+        usable = block.copies and block.parent is parent and not block.condemned
+        # A twin that is here saves loading its entry, whose slot may be the twin's own.
+        if usable and (entry is None or DEVICE in block.copies.keys() - entry.copies.keys()):
             entry = block
         if entry is None:
             break

@@ -78,3 +78,8 @@ def test_a_broken_engine_does_not_pass(monkeypatch, owner, name, broken):
     with pytest.raises(Exception) as caught:  # noqa: PT011 - any failure will do
         sim.run_seeds(0, SEEDS)
     assert "--start" in "".join(caught.value.__notes__)
+
+
+def test_a_turn_whose_block_has_an_equal_one_in_the_host_gets_to_run():
+    # Its own copy was on the device, the entry in the index only in the host, and no slot was free.
+    assert sim.run_seeds(35540, 1)["seeds"] == 1
