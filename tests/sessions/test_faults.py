@@ -1,4 +1,4 @@
-"""What goes wrong inside the server ends the turn that it concerns, and never silently."""
+"""What goes wrong in the server or its engine ends the turn that it concerns, never silently."""
 
 import asyncio
 
@@ -188,3 +188,80 @@ async def test_what_can_never_fit_the_kv_says_how_much_is_too_much():
         details = refused.value.details
         assert (details["used"], details["limit"]) == (used, 256)
         assert details["over"] == used + details["input"] + 1 - 256
+
+
+async def test_an_engine_that_dies_fails_the_turn_and_the_next_one_equals_an_untouched_twin_s():
+    async with rig() as r:
+        s, twin = await r.create(), await r.create()
+        for one in (s, twin):
+            await r.turn(one, "hello", max_output_tokens=20)
+        before = await r.tokens(s)
+        r.link.hold = True
+        handle = await r.start(s, "go on", max_output_tokens=30)
+        await r.steps(4)
+        r.link.crash()
+        turn = await handle.result()
+        assert (turn.status, turn.error.code, turn.error.retryable) == (
+            "failed",
+            "engine_down",
+            True,
+        )
+        assert isinstance([event async for _, event in handle.events()][-1], wire.ErrorEvent)
+        assert r.service.ready() == (False, "engine down: killed")
+        with pytest.raises(EngineDown):
+            await r.start(s, "go on")
+        assert await r.tokens(s) == before
+        r.link.hold = False
+        r.link.start()
+        await r.settle(10)
+        assert r.service.ready() == (True, "ready")
+        again = await r.turn(s, "go on", max_output_tokens=30)
+        assert {part.reason for part in again.usage.recomputed} == {"engine_restarted"}
+        await r.turn(twin, "go on", max_output_tokens=30)
+        assert await r.tokens(s) == await r.tokens(twin)
+
+
+async def test_a_sequence_that_the_engine_lost_is_sent_again_whole():
+    async with rig() as r:
+        s = await r.create()
+        await r.turn(s, "hello")
+        r.link.engine._close(r.session(s).mirror.sequence)
+        turn = await r.turn(s, "go on")
+        assert turn.status in ("completed", "incomplete")
+        assert r.link.log(r.session(s)).tolist() == await r.tokens(s)
+
+
+async def test_a_fault_in_one_turn_is_an_error_and_the_session_goes_on():
+    async with rig(oracle={"max_context": 512}) as r:
+        s = await r.create()
+        await r.turn(s, "hello")
+        before = await r.tokens(s)
+        r.link.hold = True
+        handle = await r.start(s, "go on")
+        (engine_turn,) = r.link.engine._turns.values()
+        engine_turn.fault = "grammar: broken"
+        r.link.engine._finish(engine_turn, "error")
+        r.link.release()
+        turn = await handle.result()
+        assert (turn.status, turn.error.code) == ("failed", "engine_error")
+        assert await r.tokens(s) == before
+        assert (await r.turn(s, "go on")).status in ("completed", "incomplete")
+
+
+async def test_a_fault_of_the_server_in_one_turn_ends_that_turn_only(caplog):
+    async with rig() as r:
+        s, other = await r.create(), await r.create()
+        for one in (s, other):
+            await r.turn(one, "hello")
+        before = await r.tokens(s)
+        r.link.hold = True
+        handle, neighbour = await r.start(s, "go"), await r.start(other, "go")
+        r.session(s).running.output.push = None
+        r.link.release()
+        turn = await handle.result()
+        assert (turn.status, turn.error.code) == ("failed", "engine_error")
+        assert "fault=server" in caplog.text
+        assert (await neighbour.result()).status in ("completed", "incomplete")
+        assert await r.tokens(s) == before
+        assert (await r.turn(s, "go")).status in ("completed", "incomplete")
+        assert await r.tokens(s) == await r.tokens(other)
