@@ -9,7 +9,6 @@ from agentserve import wire
 from agentserve.errors import (
     AgentserveError,
     Draining,
-    InvalidRequest,
     ModelLoading,
     QuotaExceeded,
     SessionClosed,
@@ -237,11 +236,3 @@ async def test_stats_count_turns_tokens_and_sessions():
         assert stats.counters.new_tokens == turn.usage.new_tokens
         assert stats.store_bytes == r.store.size > 0
         assert (await r.service.info("local", s)).usage.output_tokens == turn.usage.output_tokens
-
-
-async def test_an_invalid_request_leaves_no_trace():
-    async with rig() as r:
-        s = await r.create(tools=TOOLS)
-        with pytest.raises(InvalidRequest):
-            await r.start(s, [])
-        assert (await r.service.info("local", s)).state == "idle"
