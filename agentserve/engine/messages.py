@@ -114,7 +114,8 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 
     `host` of the cached tokens are on their way from the host tier. `lost` of the computed ones had
     KV when the last turn of the sequence ended; `reason` says why not any more: "evicted" (there is
-    no host tier), "host_full", "policy" (the policy "none" keeps nothing).
+    no host tier), "host_full", "policy" (the policy "none" keeps nothing), "dropped" (the hint
+    kv="drop").
     """
 
     turn: int

@@ -59,9 +59,12 @@ def count_lost(turn: Turn, kv: KvCache, counters: Counters) -> tuple[int, str]:
     """Count the tokens that had KV before and must be computed again; return them, and why."""
     if not turn.lost:
         return 0, ""
-    reason = "policy" if not kv.residency.policy.keeps else "evicted"
-    if kv.host_pools[0].total:
-        reason = "host_full"
+    if turn.dropped:
+        reason = "dropped"
+    elif not kv.residency.policy.keeps:
+        reason = "policy"
+    else:
+        reason = "host_full" if kv.host_pools[0].total else "evicted"
     counters.lost[reason] += turn.lost
     return turn.lost, reason
 

@@ -62,7 +62,6 @@ class Scheduler:
         self._admitted: list[Turn] = []
         self._refused: tuple[Turn, int] | None = None  # the queue head, and room when it was tried
         self._starved = False  # a running turn found no room in this step
-        self._admitting = False  # the plan has turns that the runner does not know yet
         self.exhausted: list[Turn] = []  # background turns that found no free block
 
     @property
@@ -87,7 +86,7 @@ class Scheduler:
     def plan(self) -> Batch | None:
         """Return the next step, or None without anything to compute, to copy or to wait for."""
         self._counts, self._admitted = {}, []
-        self._starved = self._admitting = False
+        self._starved = False
         self._join()
         self._pause_background()
         budget = self._run(self._budget)
@@ -127,10 +126,9 @@ class Scheduler:
                 break
             if not self._admit(turn):
                 break
-            self._admitting = True  # so nobody is preempted any more in this step
             if turn.restoring:
                 continue
-            taken = self._schedule(turn, self._share(turn, budget))
+            taken = self._schedule(turn, self._share(turn, budget), preempt=False)
             if not taken:
                 break
             budget -= taken
@@ -173,7 +171,7 @@ class Scheduler:
             require(turn.pending >= 0, "INV-04: more KV than tokens")
             require(turn.sequence.chain.active == turn.running, "INV-07: an idle chain is locked")
 
-    def _schedule(self, turn: Turn, count: int) -> int:
+    def _schedule(self, turn: Turn, count: int, *, preempt: bool = True) -> int:
         """Give `turn` a row of `count` tokens; return the tokens taken from the budget."""
         chain = turn.sequence.chain
         length = chain.length + count
@@ -184,7 +182,7 @@ class Scheduler:
             if self._kv.copies:  # what copies lock is free when they have ended
                 self._starved = True
                 return 0
-            if self._admitting or not self._make_room(turn):
+            if not (preempt and self._make_room(turn)):
                 return 0
         self._announce(turn)
         self._counts[turn] = count
@@ -240,6 +238,7 @@ class Scheduler:
         if turn.started_at < 0:
             turn.started_at = turn.admitted_at
             turn.cached, turn.from_host, turn.lost = cached, chain.from_host, chain.lost
+            turn.dropped, chain.dropped = chain.dropped, False
             self._admitted.append(turn)
         else:
             turn.recomputed += chain.lost

@@ -61,6 +61,7 @@ class Turn:
     recomputed: int = 0  # after preemptions
     from_host: int = 0  # tokens, at the first admission
     lost: int = 0  # tokens that had KV before this turn and were found no more
+    dropped: bool = False  # the client had let them go
     admitted_at: float = -1.0  # the last time
     restoring: bool = False  # admitted, and its blocks are still on their way from the host
     restore_s: float = 0.0

@@ -139,6 +139,7 @@ class KvCache:
         """
         child = self.open(chain.namespace)
         child.length = min(keep, chain.length)
+        child.dropped = chain.dropped
         full, rest = divmod(child.length, self.block_size)
         for part, twig, group in zip(chain.groups, child.groups, self._groups, strict=True):
             twig.blocks = part.blocks[:full]

@@ -52,6 +52,7 @@ class Chain:
     acquired: int = 0  # length when it became active: what this turn did not compute
     from_host: int = 0  # tokens of those that had to be loaded
     lost: int = 0  # tokens that were computed before and were found no more
+    dropped: bool = False  # given up on the client's word, and not computed since
     capacity: int = 0  # tokens that fit the blocks it has
     arriving: list[tuple[Slot, int]] = field(default_factory=list)
     saved: int = 0

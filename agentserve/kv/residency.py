@@ -146,6 +146,7 @@ class Residency:
         self._leaving.pop(chain, None)
         if chain.idle.kv == "drop":
             self._unsaved.pop(chain, None)
+            chain.dropped = True
             for number, group in enumerate(self._groups):
                 self._strip(chain, number, group.device.total, clean=False, shared=False)
                 self._strip_host(chain, number, group.host.total, doubles=False, shared=False)

@@ -177,7 +177,6 @@ class TurnDriver:
         try:
             if isinstance(event, Started):
                 run.on_started(event)
-                run.session.wait.dropped = False
             elif isinstance(event, Progress):
                 run.on_progress(event)
             elif isinstance(event, Tokens):

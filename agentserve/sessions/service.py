@@ -267,7 +267,6 @@ class SessionService:
             handle=TurnHandle(turn_id, self._clock),
             accepted_at=self._clock.monotonic(),
             now_ms=int(now * 1000),
-            dropped=session.wait.dropped,
         )
         await self.driver.accept(run)
         session.last_active = now

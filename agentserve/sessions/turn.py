@@ -93,7 +93,6 @@ class TurnRun:
     fills_context: bool = False  # its output limit is the end of the context
     restarted: bool = False  # the engine's copy was lost before this turn
     held: int = 0  # tokens of the prompt that the engine's copy began with
-    dropped: bool = False  # the client had said kv: drop
     submitted: bool = False
     resubmitted: bool = False
     started: bool = False
@@ -141,7 +140,7 @@ class TurnRun:
     def _reasons(self, extra: int, event: Started) -> list[Recomputed]:
         """Divide the `extra` tokens that were computed again, the surest cause first."""
         lost = [*self.ahead.lost, Recomputed(event.lost, event.reason)]
-        causes = [Recomputed(part.tokens, self._lost(part.reason)) for part in lost]
+        causes = [Recomputed(part.tokens, closed_list(part.reason)) for part in lost]
         causes += self.prompt.moved
         if self.restarted:
             causes.append(Recomputed(extra, "engine_restarted"))
@@ -149,11 +148,8 @@ class TurnRun:
         had_kv -= sum(part.tokens for part in self.prompt.moved)
         causes.append(Recomputed(had_kv - self.held, "history_edited"))
         causes.append(Recomputed(int(event.computed == 1), "last_token"))
-        causes.append(Recomputed(extra, self._lost(event.reason)))
+        causes.append(Recomputed(extra, closed_list(event.reason)))
         return divide(extra, causes)
-
-    def _lost(self, reason: str) -> str:
-        return "dropped" if self.dropped else closed_list(reason)
 
     def on_progress(self, event: Progress) -> None:
         """Tell how far the prefill is."""

@@ -35,7 +35,6 @@ class Wait:
     said_at: float = 0.0  # when the client last spoke of it; not before it began
     promote_at: float | None = None  # when the promised turn's KV is to be brought back
     promoted: bool = False  # it was, for a promise
-    dropped: bool = False  # its KV was given up as the client wished, and none was computed since
     announced: int = 0  # requests for its next turn that are being read
 
 
@@ -84,7 +83,6 @@ class Waits:
         kv = "host" if hints.kv == "disk" else hints.kv  # there is no disk tier yet
         if again and kv in ("host", "drop"):
             kv = "auto"
-        session.wait.dropped = session.wait.dropped or kv == "drop"
         expected = 0.0 if pending and not missing else self._expected_s(session, missing)
         keys = list(dict.fromkeys(_keys(session, missing or pending)))
         for sequence in _sequences(session):
