@@ -38,14 +38,7 @@ class SimRunner(OracleRunner):
     """A Runner whose `rng` decides each order, delay, loss and fault. Any call may find a race."""
 
     def __init__(self, world: World, rng: random.Random) -> None:
-        super().__init__(
-            vocab_size=world.vocab_size,
-            block_size=world.block_size,
-            num_blocks=world.num_blocks,
-            max_context=world.max_context,
-            max_slots=world.max_slots,
-            host_blocks=world.host_blocks,
-        )
+        super().__init__(**world.oracle())
         self.device = SimDevice(
             [_CELL] * len(self.info.groups),
             world.block_size,

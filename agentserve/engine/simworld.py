@@ -63,6 +63,17 @@ class World(msgspec.Struct, frozen=True):
             tick=1.0 if trouble else rng.choice((1.0, 0.01)),
         )
 
+    def oracle(self) -> dict[str, int]:
+        """Return the sizes that an OracleRunner takes."""
+        return {
+            "vocab_size": self.vocab_size,
+            "block_size": self.block_size,
+            "num_blocks": self.num_blocks,
+            "max_context": self.max_context,
+            "max_slots": self.max_slots,
+            "host_blocks": self.host_blocks,
+        }
+
 
 class FaultyRunner(OracleRunner):
     """An oracle with failing rows and with late copies.
@@ -72,14 +83,7 @@ class FaultyRunner(OracleRunner):
     """
 
     def __init__(self, world: World, rng: random.Random) -> None:
-        super().__init__(
-            vocab_size=world.vocab_size,
-            block_size=world.block_size,
-            num_blocks=world.num_blocks,
-            max_context=world.max_context,
-            max_slots=world.max_slots,
-            host_blocks=world.host_blocks,
-        )
+        super().__init__(**world.oracle())
         self._rng = rng
         self._world = world
         self._landed: set[int] = set()
