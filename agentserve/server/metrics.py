@@ -1,6 +1,7 @@
 """Prometheus metrics, in a registry of their own; levels are read when they are scraped."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -19,7 +20,8 @@ from agentserve.sessions.recomputed import REASONS, closed_list
 from agentserve.sessions.service import SessionService
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-LOST = ("evicted", "host_full", "policy", "preempted")  # what the engine itself counts
+TOKENS = (0, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144)
+LOST = ("evicted", "host_full", "policy", "dropped", "preempted")  # what the engine itself counts
 SESSION_STATES = ("idle", "queued", "running", "awaiting_tools", "closed")
 
 
@@ -39,25 +41,29 @@ class Metrics:
             ["reason"],
             registry=self._registry,
         )
-        self._ttft = Histogram(
-            "agentserve_ttft_seconds",
-            "From the acceptance of a turn to its first token.",
-            buckets=SECONDS,
-            registry=self._registry,
-        )
-        self._turn = Histogram(
-            "agentserve_turn_seconds",
-            "From the acceptance of a turn to its end.",
-            buckets=SECONDS,
-            registry=self._registry,
-        )
-        self._restore = Histogram(
-            "agentserve_restore_seconds",
+        seconds = partial(self._histogram, SECONDS)
+        self._ttft = seconds("ttft_seconds", "From the acceptance of a turn to its first token.")
+        self._turn = seconds("turn_seconds", "From the acceptance of a turn to its end.")
+        self._restore = seconds(
+            "restore_seconds",
             "From the admission of a turn until its KV had come from the host tier.",
-            buckets=SECONDS,
-            registry=self._registry,
+        )
+        tokens = partial(self._histogram, TOKENS)
+        self._input = tokens(
+            "turn_input_tokens", "A turn's input by where its KV came from.", ["source"]
+        )
+        for source in ("device", "host", "computed"):
+            self._input.labels(source)
+        self._recomputed = tokens(
+            "turn_recomputed_tokens", "Tokens that a turn had to compute again."
         )
         self._registry.register(_ServiceCollector(service, ledger))
+
+    def _histogram(
+        self, buckets: Sequence[float], name: str, text: str, labels: Sequence[str] = ()
+    ) -> Histogram:
+        name = f"agentserve_{name}"
+        return Histogram(name, text, labels, buckets=buckets, registry=self._registry)
 
     def count_error(self, code: str) -> None:
         """Count an error answer; codes come from the closed catalogue."""
@@ -68,12 +74,19 @@ class Metrics:
         self._dropped.labels(reason).inc()
 
     def observe_turn(self, turn: wire.Turn) -> None:
-        """Take the times of a turn that ended."""
+        """Take the times and tokens of a turn that ended."""
         self._turn.observe(turn.timing_ms.total / 1000)
         if turn.usage.output_tokens:
             self._ttft.observe(turn.timing_ms.ttft / 1000)
         if turn.kv.host:
             self._restore.observe(turn.timing_ms.restore / 1000)
+        usage = turn.usage
+        if usage.input_tokens:
+            computed = usage.input_tokens - usage.cached_tokens
+            sources = {"device": turn.kv.device, "host": turn.kv.host, "computed": computed}
+            for source, tokens in sources.items():
+                self._input.labels(source).observe(tokens)
+            self._recomputed.observe(sum(part.tokens for part in usage.recomputed))
 
     def render(self) -> bytes:
         """Return the text format of everything."""

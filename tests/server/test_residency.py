@@ -160,8 +160,11 @@ def test_metrics_have_every_tier_and_reason_from_the_start(server: Served, sessi
         "copies_in_flight",
         "loading",
         "restore_seconds_count",
+        "turn_recomputed_tokens_count",
     ):
         assert f"agentserve_{name}" in names
+    for source in ("device", "host", "computed"):
+        assert f'agentserve_turn_input_tokens_count{{source="{source}"}}' in names
     reasons = {name for name in names if name.startswith("agentserve_recomputed_tokens_total")}
     assert reasons == {
         f'agentserve_recomputed_tokens_total{{reason="{reason}"}}' for reason in REASONS
