@@ -111,10 +111,19 @@ def serve(  # noqa: PLR0913 - one argument per command line option
 
 
 def host_memory(policy: str, asked: int | None) -> int | None:
-    """Return ModelSettings.host_bytes under a KV policy: none where it has no host tier."""
+    """Return ModelSettings.host_bytes under a KV policy: none where it has no host tier.
+
+    Raises typer.BadParameter where memory is asked for that the policy would not use.
+    """
     from agentserve.kv.policy import make_policy
 
-    return asked if make_policy(policy).uses_host else 0
+    if make_policy(policy).uses_host:
+        return asked
+    if asked:
+        raise typer.BadParameter(
+            f"--kv-policy {policy} has no host tier: leave --kv-host out", param_hint="--kv-host"
+        )
+    return 0
 
 
 class FirstStart:

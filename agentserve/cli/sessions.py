@@ -69,7 +69,12 @@ def list_sessions(client: httpx.Client) -> list[wire.SessionInfo]:
         answer = client.get("/sessions", params=query)
         if answer.status_code != 200:
             raise CommandFailed(_refusal(answer))
-        page = msgspec.json.decode(answer.content, type=wire.SessionList)
+        try:
+            page = msgspec.json.decode(answer.content, type=wire.SessionList)
+        except msgspec.DecodeError:
+            raise CommandFailed(
+                f"{client.base_url} answers, but not as an agentserve server would: look at --url"
+            ) from None
         sessions += page.sessions
         after = page.next
         if after is None:

@@ -103,12 +103,15 @@ def run_engine(spec: EngineSpec, inbox: Inbox, outbox: Outbox, clock: Clock) -> 
 
     Returns whether it ended by being closed. What it dies of is logged and sent as Down.
     """
+    engine = None
     try:
         engine, info = _build(spec, clock)
         outbox.put([Ready(info, spec.incarnation)])
         drive(engine, inbox, outbox, clock)
     except (Exception, SystemExit) as error:
-        log.exception("the engine died")
+        # Settings that no start can work with say all in one line.
+        plain = engine is None and isinstance(error, ValueError)
+        log.error("the engine died: %s", error, exc_info=None if plain else error)  # noqa: TRY400
         outbox.put_last([Down(describe(error))])
         return False
     return True

@@ -59,13 +59,16 @@ def test_the_policies_that_can_be_asked_for_are_those_that_there_are():
     assert typing.get_args(literal) == POLICIES
 
 
-def test_a_policy_without_a_host_tier_takes_no_host_memory():
-    asked = {
-        policy: (host_memory(policy, 5 << 20), host_memory(policy, None)) for policy in POLICIES
+def test_a_policy_without_a_host_tier_takes_no_host_memory_and_refuses_to_be_given_some():
+    assert {policy: host_memory(policy, None) for policy in POLICIES} == {
+        "none": 0,
+        "device-lru": 0,
+        "lru+host": None,
+        "tool-aware": None,
     }
-    assert asked == {
-        "none": (0, 0),
-        "device-lru": (0, 0),
-        "lru+host": (5 << 20, None),
-        "tool-aware": (5 << 20, None),
-    }
+    assert [host_memory(policy, 0) for policy in POLICIES] == [0, 0, 0, 0]
+    for policy in ("lru+host", "tool-aware"):
+        assert host_memory(policy, 5 << 20) == 5 << 20
+    for policy in ("none", "device-lru"):
+        with pytest.raises(typer.BadParameter, match=f"{policy} has no host tier"):
+            host_memory(policy, 5 << 20)

@@ -4,13 +4,15 @@ import io
 import json
 import time
 
+import httpx
 import pytest
 from rich.console import Console
 from served import served
 
 from agentserve import wire
 from agentserve.cli import main
-from agentserve.cli.sessions import fitting_table
+from agentserve.cli.options import CommandFailed
+from agentserve.cli.sessions import fitting_table, list_sessions
 from agentserve.config import ServerSettings
 
 NOW = 1_700_000_000.0
@@ -95,3 +97,13 @@ def test_ps_shows_the_sessions_of_its_key_as_a_table_and_as_json(capsys):
         assert (code, out) == (1, "")
         assert "unauthorized" in err
         assert time.time() * 1000 >= shown["last_active_at"]
+
+
+@pytest.mark.parametrize("content", [b"<html>", b'{"sessions": [{"id": 7}]}', b"[]"])
+def test_a_server_that_is_no_agentserve_is_named(content):
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=content))
+    with (
+        httpx.Client(base_url="http://elsewhere:9", transport=transport) as client,
+        pytest.raises(CommandFailed, match="http://elsewhere:9"),
+    ):
+        list_sessions(client)

@@ -103,6 +103,17 @@ def test_a_factory_that_exits_is_a_death_like_any_other():
     assert outbox.take() == [Down("SystemExit: {}")]
 
 
+@pytest.mark.parametrize(("factory", "traceback"), [(ORACLE, False), ("sys:exit", True)])
+def test_unusable_settings_are_logged_in_one_line_and_what_is_unforeseen_whole(
+    factory, traceback, caplog
+):
+    options = {"block_size": "many"} if factory == ORACLE else {}
+    spec = EngineSpec(factory, options, EngineSettings())
+    assert run_engine(spec, Inbox(), Outbox(lambda: None), SystemClock()) is False
+    (record,) = caplog.records
+    assert bool(record.exc_info) is traceback
+
+
 def test_a_reason_is_one_bounded_line():
     assert describe(ValueError("two\n  lines")) == "ValueError: two lines"
     assert describe(KeyError()) == "KeyError"
