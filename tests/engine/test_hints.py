@@ -1,17 +1,11 @@
 """What hints do: where the KV of a waiting sequence is kept, and what is learnt of waits."""
 
 import pytest
-from engine_driver import Driver, alone
+from engine_driver import alone
+from two_tiers import PROMPT, with_host
 
 from agentserve.config import EngineSettings
 from agentserve.engine.messages import Close
-
-PROMPT = list(range(20))
-
-
-def with_host(**options):
-    """Room for two sequences of 24 tokens on the device, and for all in the host tier."""
-    return Driver(**{"num_blocks": 12, "block_size": 4, "host_blocks": 64, **options})
 
 
 def test_a_hint_to_the_host_empties_the_device_and_costs_no_prefill():
