@@ -116,3 +116,16 @@ def api() -> core.Api:
 def session(*tools: Any, head: str | None = None) -> SessionCore:
     """Return a session's core."""
     return SessionCore(api(), session_info(head), Tools(tools))
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def call_item(name: str, arguments: dict[str, Any], number: int = 1) -> wire.ToolCallOut:
+    """Return a call as an item of a turn's output."""
+    return wire.ToolCallOut(f"i_{number}", f"call_{number}", name, arguments)
+
+
+BROKEN = wire.MalformedToolCallOut("i_9", "call_9", "{oops", "not JSON")
