@@ -44,11 +44,15 @@ sim: $(STAMPS)/installed  ## seeded simulation, a tenth of it on the simulated d
 	$(PY) -m agentserve.engine.sim --seeds $(SEEDS) --jobs 2
 	$(PY) -m agentserve.engine.simrunner --seeds $$(($(SEEDS) / 10)) --jobs 2
 
+# The scripts in benchmarks/ import their neighbours and the tests' support modules.
+progress exactness mutants bench-tools bench-scale bench-residency bench-prepared: \
+	export PYTHONPATH = benchmarks:tests/support
+
 progress: $(STAMPS)/installed-test  ## small worlds exhaustively, and 10,000 overloads: make progress DEPTH=10
-	PYTHONPATH=tests/support $(PY) benchmarks/progress.py --depth $(DEPTH)
+	$(PY) benchmarks/progress.py --depth $(DEPTH)
 
 exactness: $(STAMPS)/installed-test  ## SmolLM2 whose KV moves, drops and is computed again, 100 turns
-	PYTHONPATH=tests/support $(PY) benchmarks/exactness.py --turns $(TURNS)
+	$(PY) benchmarks/exactness.py --turns $(TURNS)
 
 mutants: $(STAMPS)/installed-test  ## seeded bugs in residency and copy code, each of which must be caught
 	$(PY) benchmarks/mutants.py --output benchmarks/results/mutants.json
@@ -57,13 +61,13 @@ bench-tools: $(STAMPS)/installed  ## how often SmolLM2 calls the right tool, in 
 	$(PY) benchmarks/bench_tools.py
 
 bench-scale: $(STAMPS)/installed  ## host KV on an H200, simulated: 16 to 64 agents, a cost model
-	PYTHONPATH=benchmarks $(PY) benchmarks/residency_at_scale.py --json benchmarks/results/residency_at_scale.json
+	$(PY) benchmarks/residency_at_scale.py --json benchmarks/results/residency_at_scale.json
 
 bench-residency: $(STAMPS)/installed  ## 16 agents on KV for 4: four residency policies, 20 minutes
 	$(PY) benchmarks/residency.py
 
 bench-prepared: $(STAMPS)/installed-test  ## TTFT of a user message after a tool loop, prepared or not, 6 minutes
-	PYTHONPATH=tests/support $(PY) benchmarks/prepared_history.py --json
+	$(PY) benchmarks/prepared_history.py --json
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .stamps .pytest_cache .mypy_cache .ruff_cache .hypothesis

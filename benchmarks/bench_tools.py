@@ -16,17 +16,14 @@ name. The wording of the server's prompt was chosen with every fifth of these pr
 
 import argparse
 import asyncio
-import datetime
 import json
-import os
-import platform
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
 from agentserve_tools import Toolbox, tool
+from circumstances import circumstances
 
 from agentserve import AsyncClient
 
@@ -227,24 +224,6 @@ async def measure(cases: list[Case]) -> dict[str, Any]:
     return {"prompts": len(cases), "counts": counts, "answers": answers}
 
 
-def circumstances() -> dict[str, Any]:
-    """When, on what and with which code this was measured."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "benchmark": "tools",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit or None,
-        "model": MODEL,
-        "machine": {
-            "system": platform.platform(),
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-        },
-    }
-
-
 def table(result: dict[str, Any]) -> str:
     total = result["prompts"]
     rows = [f"{'mode':<13}{'right':>8}{'valid':>8}{'any call':>10}   of {total} prompts"]
@@ -260,7 +239,8 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/tools.json"))
     options = parser.parse_args()
-    result = circumstances() | asyncio.run(measure(CASES[: options.limit]))
+    head = circumstances("tools") | {"model": MODEL}
+    result = head | asyncio.run(measure(CASES[: options.limit]))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     print(table(result))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from circumstances import circumstances
 
 from agentserve.config import ModelSettings
 from agentserve.engine.plan import (
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    head = circumstances("decode_step")
     settings = ModelSettings(
         directory=str(prepare(args.model)), dtype=args.dtype, block_size=args.block_size
     )
@@ -98,7 +100,13 @@ def main() -> None:
     rate, info = memory_rate(), runner.info
     token_bytes = info.groups[0].block_bytes / info.block_size
     print(f"{info.dtype}, {info.block_size}-token blocks, memory {rate / 1e9:.1f} GB/s")
-    results = {"dtype": info.dtype, "memory_bytes_per_s": rate, "decode": [], "prefill": []}
+    results = {
+        "measured": head,
+        "dtype": info.dtype,
+        "memory_bytes_per_s": rate,
+        "decode": [],
+        "prefill": [],
+    }
     for batch, context in ((1, 512), (1, 4096), (1, 8000), (8, 2048)):
         floor = (info.weight_bytes + batch * context * token_bytes) / rate * 1e3
         ms = decode_ms(runner, batch, context, args.steps)

@@ -8,13 +8,11 @@ benchmarks/results/exactness.json. Anything outside the bounds raises and writes
 
 import argparse
 import json
-import subprocess
-import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import exactness_runs as runs
+from circumstances import circumstances
 from tokenizers import Tokenizer
 
 from agentserve.model.build import load_runner
@@ -24,21 +22,13 @@ TIER = 320 << 20  # bytes of each tier: room for the whole conversation
 CHANCE = 0.04  # of a preemption, each step
 
 
-def commit() -> str:
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return asked.stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=100, help="turns (default 100)")
     parser.add_argument("--seed", type=int, default=1, help="of lines, lengths and losses")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/exactness.json"))
     options = parser.parse_args()
-    tested = commit()  # now: the code is loaded, what happens to the files later does not count
+    head = circumstances("exactness")
     directory = prepare("smollm2-135m")
     tiers = {"kv_bytes": TIER, "host_bytes": TIER}
     runner = load_runner({"directory": str(directory), "dtype": "float32", **tiers})
@@ -65,10 +55,7 @@ def main() -> None:
         reference, runs.preempted(runner, turns, seed, outputs, CHANCE)
     ))  # fmt: skip
     result = {
-        "benchmark": "exactness",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": tested,
-        "python": sys.version.split()[0],
+        **head,
         "model": "smollm2-135m",
         "dtype": "float32",
         "seed": seed,

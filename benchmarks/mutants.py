@@ -10,10 +10,8 @@ Exits with 1 if a bug survives.
 """
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -23,9 +21,10 @@ import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+from circumstances import ROOT, circumstances
+
 AT_ONCE = 2
 LEAST_LIMIT_S = 60.0  # a busy machine is not a bug
 PATIENCE = 6.0  # times what a check takes without a bug
@@ -140,29 +139,12 @@ def load_mutations(only: str) -> list[Mutation]:
     return [one for one in mutations if only in one.name or only in one.file]
 
 
-def circumstances() -> dict[str, Any]:
-    """When, on what and with which code this was measured."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "benchmark": "mutants",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit or None,
-        "machine": {
-            "system": platform.platform(),
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-        },
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Seeded bugs, each of which must be caught.")
     parser.add_argument("--only", default="", help="bugs with this in their name or file")
     parser.add_argument("--output", type=Path, help="write a JSON file of the result")
     options = parser.parse_args()
-    mutations = load_mutations(options.only)
+    head, mutations = circumstances("mutants"), load_mutations(options.only)
     for mutation in mutations:  # before minutes are spent
         with tempfile.TemporaryDirectory() as directory:
             apply(mutation, copy_package(Path(directory)))
@@ -182,7 +164,7 @@ def main() -> None:
         f"{len(rows) - len(survivors)} of {len(rows)} caught in {time.monotonic() - started:.0f} s"
     )
     if options.output:
-        result = circumstances() | {"caught": len(rows) - len(survivors), "mutations": rows}
+        result = head | {"caught": len(rows) - len(survivors), "mutations": rows}
         options.output.write_text(json.dumps(result, indent=1) + "\n")
     if survivors:
         raise SystemExit(f"not caught: {survivors}")

@@ -12,26 +12,21 @@ words of its own, so nothing is shared between runs.
 import argparse
 import asyncio
 import contextlib
-import datetime
 import json
-import platform
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from circumstances import circumstances
 from text_models import qwen3
 from tiny_models import save_random
 
 from agentserve import wire
 from agentserve.assembly import assemble, torch_backend
 from agentserve.config import ModelSettings, ServerSettings
-from agentserve.doctor import inspect_machine
 from agentserve.sessions.service import SessionService
 
 RESULT = Path("benchmarks/results/prepared_history.json")
@@ -129,22 +124,6 @@ async def compare(directory: Path, args: argparse.Namespace) -> dict[str, list[d
     return runs
 
 
-def circumstances() -> dict[str, Any]:
-    """When, on what and with which code this was measured."""
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    machine = msgspec.to_builtins(inspect_machine())
-    del machine["cache_directory"]
-    return {
-        "benchmark": "prepared_history",
-        "command": "python " + " ".join(sys.argv),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": asked.stdout.strip() or None,
-        "machine": {"system": platform.platform()} | machine,
-    }
-
-
 def main() -> None:
     """Measure, print the medians, and write the result where asked."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
@@ -152,7 +131,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of the tool loop")
     parser.add_argument("--idle", type=float, default=15.0, help="seconds before the message")
     parser.add_argument("--json", nargs="?", type=Path, const=RESULT, help="write the result")
-    args = parser.parse_args()
+    args, head = parser.parse_args(), circumstances("prepared_history")
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         for file in qwen3().iterdir():
@@ -170,7 +149,7 @@ def main() -> None:
         shape = {"parameters": parameters, **SIZES, "dtype": "float32", "family": "qwen3, random"}
         given = {"steps": args.steps, "idle_s": args.idle, "rounds": args.rounds}
         result = {
-            **circumstances(),
+            **head,
             "model": shape,
             "workload": given,
             "medians": medians,

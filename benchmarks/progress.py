@@ -7,23 +7,13 @@ Writes what was visited to benchmarks/results/progress.json. A failure raises an
 
 import argparse
 import json
-import subprocess
-import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
+from circumstances import circumstances
 from small_worlds import explore, overload
 
 HOSTS = (0, 2, 4)  # blocks of the host tier, beside 4 on the device
-
-
-def commit() -> str:
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return asked.stdout.strip()
 
 
 def main() -> None:
@@ -32,7 +22,7 @@ def main() -> None:
     parser.add_argument("--overloads", type=int, default=10_000, help="seeds (default 10000)")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/progress.json"))
     options = parser.parse_args()
-    tested = commit()  # now: the code is loaded, what happens to the files later does not count
+    head = circumstances("progress")
     started, worlds = time.monotonic(), []
     for host in HOSTS:
         counts = explore(host, options.depth)
@@ -44,10 +34,7 @@ def main() -> None:
         if (seed + 1) % 1000 == 0:
             print(f"{seed + 1} overloads, {turns} turns", flush=True)
     result = {
-        "benchmark": "progress",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": tested,
-        "python": sys.version.split()[0],
+        **head,
         "depth": options.depth,
         "worlds": worlds,
         "states": sum(world["states"] for world in worlds),

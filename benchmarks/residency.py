@@ -15,19 +15,16 @@ and with fewer turns, 8 s. Both tiers are DRAM here, so this emulates a device w
 """
 
 import argparse
-import datetime
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from circumstances import circumstances
 
-from agentserve.doctor import inspect_machine
 from agentserve.replay.agents import AgentsRun, Tiers, run_agents, token_bytes
 from agentserve.replay.generator import Workload
 from agentserve.replay.report import TurnRecord
@@ -184,24 +181,6 @@ def ratios(summary: dict[str, dict[str, float]]) -> list[str]:
     return lines
 
 
-def circumstances() -> dict[str, Any]:
-    """When, on what and with which code this was measured."""
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    machine = msgspec.to_builtins(inspect_machine())
-    del machine["cache_directory"]
-    return {
-        "benchmark": "residency",
-        "command": "python " + " ".join(sys.argv),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": asked.stdout.strip() or None,
-        "model": MODEL,
-        "statement": STATEMENT,
-        "machine": {"system": platform.platform()} | machine,
-    }
-
-
 def document(bench: Bench, plan: Plan, seconds: float) -> dict[str, Any]:
     """Everything that was measured, the summary of the short tool times first."""
     return {
@@ -237,7 +216,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help=f"{RESULT}; none with --quick")
     options = parser.parse_args()
     output = options.output or (None if options.quick else RESULT)
-    plan, bench, head = PLANS[options.quick], Bench(), circumstances()
+    plan, bench, head = PLANS[options.quick], Bench(), circumstances("residency")
     started = time.perf_counter()
     print(f"{STATEMENT}\n\n{HEAD}")
     for number in range(1, plan.rounds + 1):
@@ -246,6 +225,7 @@ def main() -> None:
     bench.round(plan.slow, plan.slow_policies, 1)
     for workload in (plan.workload, plan.slow):
         report(bench, workload)
+    head |= {"model": MODEL, "statement": STATEMENT}
     result = head | document(bench, plan, time.perf_counter() - started)
     if output is not None:
         output.write_text(json.dumps(result, indent=1) + "\n")

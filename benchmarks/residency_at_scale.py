@@ -11,19 +11,17 @@ measurement on a device.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import scale_workload
+from circumstances import ROOT, circumstances
 from scale_loop import SETTLE_S, START_S, Cell, Measured, Simulation
 from scale_workload import Conversation
 
-ROOT = Path(__file__).resolve().parents[1]
 TRACES = ROOT.parent / "shared/traces/workload/weka_claude_code_traces.jsonl.gz"
 SIMULATED = "simulated: a cost model, not a device measurement"
 HOSTS = (0.0, 100e9, 200e9, 1e12)
@@ -119,12 +117,6 @@ HEADER = (
 )
 
 
-def commit() -> str:
-    """Return the commit that is measured, marked when the tree differs from it."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traces", type=Path, default=TRACES)
@@ -146,9 +138,7 @@ def main() -> None:
     results: dict[str, Any] = {
         "what": SIMULATED,
         "measured": {
-            "command": "make bench-scale",
-            "commit": commit(),
-            "date": datetime.now(UTC).date().isoformat(),
+            **circumstances("residency_at_scale"),
             "seeds": args.seeds,
             "warmup_s": f"{START_S:.0f} for each session, and {SETTLE_S:.0f}",
             "window_s": args.window,
