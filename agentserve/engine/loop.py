@@ -30,7 +30,7 @@ from agentserve.engine.messages import (
 )
 from agentserve.engine.plan import Runner, StepResult
 from agentserve.engine.report import Counters, count_lost, residency_of, stats_of
-from agentserve.engine.rules import GrammarFactory, Refusal, SubmitRules
+from agentserve.engine.rules import GrammarFactory, Refusal, SubmitRules, unknown_sequence
 from agentserve.engine.scheduler import Batch, Scheduler
 from agentserve.engine.sequence import Matcher, Sequence, Turn
 from agentserve.kv.blocks import require
@@ -203,11 +203,7 @@ class Engine:
             or sequence.namespace != command.namespace
             or command.keep > len(sequence.log)
         ):
-            raise Refusal(
-                "unknown_sequence",
-                f"no sequence {command.sequence} of generation {command.generation} "
-                f"with {command.keep} tokens",
-            )
+            raise unknown_sequence(command)
         return sequence
 
     def _fork(self, command: Fork) -> None:
@@ -217,11 +213,7 @@ class Engine:
             or source.generation != command.generation
             or not 0 <= command.keep <= len(source.log)
         ):
-            raise Refusal(
-                "unknown_sequence",
-                f"no sequence {command.sequence} of generation {command.generation} "
-                f"with {command.keep} tokens",
-            )
+            raise unknown_sequence(command)
         if command.into == command.sequence:
             raise Refusal("invalid", "a sequence cannot be forked into itself")
         into = self._sequences.get(command.into)

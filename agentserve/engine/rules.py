@@ -4,7 +4,7 @@ from array import array
 from typing import Protocol
 
 from agentserve.config import EngineSettings
-from agentserve.engine.messages import Submit
+from agentserve.engine.messages import Fork, Submit
 from agentserve.engine.plan import RunnerInfo, unpack
 from agentserve.engine.sequence import Matcher
 from agentserve.kv.chains import KvCache
@@ -24,6 +24,15 @@ class Refusal(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def unknown_sequence(command: Submit | Fork) -> Refusal:
+    """Return the refusal of a command about tokens that the engine does not have."""
+    return Refusal(
+        "unknown_sequence",
+        f"no sequence {command.sequence} of generation {command.generation} "
+        f"with {command.keep} tokens",
+    )
 
 
 class SubmitRules:

@@ -1,6 +1,8 @@
 """How much of a sequence's KV is still in some tier, and what it takes to use it."""
 
 from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from agentserve.kv.blocks import Block, BlockPool, LogicalBlock, Slot, Tail
@@ -176,17 +178,46 @@ def known(part: GroupChain, index: PrefixIndex) -> list[LogicalBlock]:
         return part.blocks.copy()  # in each tier a leaf goes before what it hangs from
     blocks: list[LogicalBlock] = []
     parent: LogicalBlock | None = None
-    for block in part.blocks:
+    for block, after in zip(part.blocks, [*part.blocks[1:], part.tail], strict=False):
         entry = index.twin(parent, block)
         usable = block.copies and block.parent is parent and not block.condemned
-        # A twin that is here saves loading its entry, whose slot may be the twin's own.
-        if usable and (entry is None or DEVICE in block.copies.keys() - entry.copies.keys()):
+        if usable and (entry is None or _holds_next(block, entry, after)):
             entry = block
         if entry is None:
             break
         blocks.append(entry)
         parent = entry
     return blocks
+
+
+def _holds_next(twin: LogicalBlock, entry: LogicalBlock, after: Block | None) -> bool:
+    """Whether what follows hangs from the twin, whose entry is not on the device.
+
+    Then loading the entry would need a slot that the twin cannot give up.
+    """
+    if after is None or DEVICE in entry.copies:
+        return False
+    slot = after.copies.get(DEVICE)
+    return slot is not None and slot.parent is twin
+
+
+def line(part: GroupChain, index: PrefixIndex) -> list[Block]:
+    """Return the usable blocks of an idle chain and its tail; each hangs from the one before."""
+    blocks = known(part, index)
+    if part.tail is None or len(blocks) < len(part.blocks):
+        return [*blocks]
+    part.tail.parent = blocks[-1] if blocks else None
+    return [*blocks, part.tail]
+
+
+def last_first(part: GroupChain, tier: str) -> Iterator[Block]:
+    """Iterate from the last holder in `tier` to the first, without a look at those after it."""
+    yield from [tail for tail in reversed(part.tails) if tier in tail.copies]
+    end = len(part.blocks)
+    if part.straight:  # each tier holds the first so many of them
+        end = bisect_left(part.blocks, True, key=lambda block: tier not in block.copies)
+    for index in range(end - 1, -1, -1):
+        yield part.blocks[index]
 
 
 def _whole(

@@ -7,11 +7,11 @@ has room for it, and lost when it has not.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from agentserve.kv.blocks import Block, NoRoom, Tail
 from agentserve.kv.copies import DEVICE, HOST, CopyQueue
-from agentserve.kv.lookup import Chain, GroupChain, known
+from agentserve.kv.lookup import Chain, last_first, line
 from agentserve.kv.policy import Costs, Policy
 from agentserve.kv.tiers import Group, ready
 
@@ -234,7 +234,7 @@ class Residency:
             return
         pool = self._groups[number].device
         part = chain.groups[number]
-        for holder in _last_first(part, DEVICE):
+        for holder in last_first(part, DEVICE):
             if pool.free >= count or (holder.owners > 1 and not shared):
                 return
             slot = holder.copies.get(DEVICE)
@@ -255,7 +255,7 @@ class Residency:
         if chain.active:
             return True
         for number, group in enumerate(self._groups):
-            blocks = _line(chain.groups[number], group)
+            blocks = line(chain.groups[number], group.index)
             for holder in blocks[_first_unsaved(blocks) :]:
                 if HOST in holder.copies:
                     if holder.copies[HOST].doomed:  # stale, and a copy still fills it
@@ -312,7 +312,7 @@ class Residency:
         """Give up at most `count` host slots, last first; with `doubles`, only what is on both."""
         pool = self._groups[number].host
         given = 0
-        for holder in _last_first(chain.groups[number], HOST):
+        for holder in last_first(chain.groups[number], HOST):
             slot = holder.copies.get(HOST)
             if slot is None:
                 continue
@@ -331,7 +331,7 @@ class Residency:
     def _load_ahead(self, chain: Chain) -> bool:
         """Issue loads for a chain whose turn was announced; False when more have to wait."""
         for number, group in enumerate(self._groups):
-            for holder in _line(chain.groups[number], group):
+            for holder in line(chain.groups[number], group.index):
                 if DEVICE in holder.copies:
                     continue
                 if self._copies.counts["load"] >= LOADS_AHEAD:
@@ -370,33 +370,14 @@ def no_costs() -> Costs:
     return Costs(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0.0)
 
 
-def _line(part: GroupChain, group: Group) -> list[Block]:
-    """Return the usable blocks of an idle chain and its tail; each hangs from the one before."""
-    blocks = known(part, group.index)
-    if part.tail is None or len(blocks) < len(part.blocks):
-        return [*blocks]
-    part.tail.parent = blocks[-1] if blocks else None
-    return [*blocks, part.tail]
-
-
 def _gives(chain: Chain, number: int) -> bool:
     """Whether a block of the chain on the device could be evicted."""
     part = chain.groups[number]
-    for holder in _last_first(part, DEVICE):
+    for holder in last_first(part, DEVICE):
         slot = holder.copies.get(DEVICE)
         if slot is not None and (slot.evictable or part.straight):
             return slot.evictable
     return False
-
-
-def _last_first(part: GroupChain, tier: str) -> Iterator[Block]:
-    """Iterate from the last holder in `tier` to the first, without a look at those after it."""
-    yield from [tail for tail in reversed(part.tails) if tier in tail.copies]
-    end = len(part.blocks)
-    if part.straight:  # each tier holds the first so many of them
-        end = bisect_left(part.blocks, True, key=lambda block: tier not in block.copies)
-    for index in range(end - 1, -1, -1):
-        yield part.blocks[index]
 
 
 def _saved(holder: Block) -> bool:
@@ -406,12 +387,9 @@ def _saved(holder: Block) -> bool:
 
 def _first_unsaved(blocks: list[Block]) -> int:
     """Return the index of the first block without a host copy; those before it all have one."""
-    low, high = 0, len(blocks)
-    while low < high:
-        middle = (low + high) // 2
-        slot = blocks[middle].copies.get(HOST)
-        if slot is not None and not slot.doomed:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+
+    def is_missing(block: Block) -> bool:
+        slot = block.copies.get(HOST)
+        return slot is None or slot.doomed
+
+    return bisect_left(blocks, True, key=is_missing)
