@@ -17,7 +17,7 @@ PIP := $(PY) -m pip install --disable-pip-version-check -q -c constraints.txt
 endif
 BASE := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help demo test check fmt sim progress exactness mutants bench-tools bench-scale bench-residency bench-prepared clean
+.PHONY: help demo test check fmt sim record-sim progress exactness mutants bench-tools bench-scale bench-residency bench-prepared clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -45,8 +45,11 @@ sim: $(STAMPS)/installed  ## seeded simulation, a tenth of it on the simulated d
 	$(PY) -m agentserve.engine.simrunner --seeds $$(($(SEEDS) / 10)) --jobs 2
 
 # The scripts in benchmarks/ import their neighbours and the tests' support modules.
-progress exactness mutants bench-tools bench-scale bench-residency bench-prepared: \
+record-sim progress exactness mutants bench-tools bench-scale bench-residency bench-prepared: \
 	export PYTHONPATH = benchmarks:tests/support
+
+record-sim: $(STAMPS)/installed  ## the same, written to benchmarks/results/simulation.json
+	$(PY) benchmarks/simulation.py --seeds $(SEEDS) --jobs 2
 
 progress: $(STAMPS)/installed-test  ## small worlds exhaustively, and 10,000 overloads: make progress DEPTH=10
 	$(PY) benchmarks/progress.py --depth $(DEPTH)

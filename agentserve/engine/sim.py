@@ -8,17 +8,12 @@ invariants are checked after each step. A failing seed is printed with the comma
 """
 
 import argparse
-import datetime
-import json
 import random
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -342,36 +337,14 @@ def run_parallel(
     return total
 
 
-def record(
-    options: argparse.Namespace, make: type[Simulation], counts: dict[str, int], seconds: float
-) -> None:
-    """Write what was run, when and on which commit, and the counts."""
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    result = {
-        "command": f"{make.command} --start {options.start} --seeds {options.seeds}",
-        "commit": git.stdout.strip() or "unknown",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "wall_s": round(seconds),
-        "failed": 0,
-        "counts": counts,
-    }
-    options.json.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
-
-
 def main(arguments: list[str] | None = None, make: type[Simulation] = Simulation) -> None:
     """Run the seeds named on the command line and print the counts."""
     parser = argparse.ArgumentParser(description="Seeded simulation of the engine")
     parser.add_argument("--seeds", type=int, default=200, help="how many (default 200)")
     parser.add_argument("--start", type=int, default=0, help="the first (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
-    parser.add_argument("--json", type=Path, help="also write the counts to this file")
     options = parser.parse_args(arguments)
-    began = time.monotonic()
     total = run_parallel(options.start, options.seeds, make, options.jobs)
-    if options.json is not None:
-        record(options, make, dict(total), time.monotonic() - began)
     for name in sorted(total, key=lambda name: (name != "seeds", name)):
         sys.stdout.write(f"{name}: {total[name]}{INJECTED.get(name, '')}\n")
     verdict = "every token right, no invariant broken, nothing left locked"
