@@ -213,6 +213,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     preemptions: int
     evictions: int  # device blocks given to somebody else
     loading: int = 0  # admitted turns that wait for copies
+    overdue: int = 0  # turns that have waited for admission for too long and go first
     host_total: int = 0
     host_free: int = 0
     host_cached: int = 0

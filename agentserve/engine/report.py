@@ -39,6 +39,7 @@ def stats_of(scheduler: Scheduler, kv: KvCache, counters: Counters) -> Stats:
         preemptions=scheduler.preemptions,
         evictions=sum(pool.evictions for pool in kv.pools),
         loading=sum(turn.restoring for turn in scheduler.running),
+        overdue=scheduler.waiting.overdue(),
         host_total=host.total,
         host_free=host.free,
         host_cached=host.cached,

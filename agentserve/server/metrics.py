@@ -155,6 +155,7 @@ def _engine(stats: Stats) -> Iterator[Metric]:
     yield _total("steps", "Engine steps.", stats.step)
     yield _total("preemptions", "Turns that gave up their KV for another.", stats.preemptions)
     yield _total("evictions", "Cached blocks given to new tokens.", stats.evictions)
+    yield _single("overdue", "Turns that have waited for over 20 s and go first.", stats.overdue)
     yield from _tiers(stats)
 
 

@@ -159,6 +159,7 @@ def test_metrics_have_every_tier_and_reason_from_the_start(server: Served, sessi
         "stall_seconds_total",
         "copies_in_flight",
         "loading",
+        "overdue",
         "restore_seconds_count",
         "turn_recomputed_tokens_count",
     ):
