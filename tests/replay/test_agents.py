@@ -10,7 +10,7 @@ from served import served
 
 from agentserve.config import ServerSettings
 from agentserve.replay.agents import AgentsRun, Tiers, play, read_counters
-from agentserve.replay.compare import AGENTS, DEVICE_TOKENS, comparison
+from agentserve.replay.compare import AGENTS, DEVICE_TOKENS, comparison, conclusion
 from agentserve.replay.generator import Workload
 from agentserve.replay.report import Report, TurnRecord
 
@@ -124,3 +124,5 @@ def test_the_comparison_shows_both_runs_and_bytes_as_tokens():
     assert shown["of these, computed before"] == ["1,400", "0"]
     assert shown["tokens moved to the host tier"] == ["0", "1,000"]
     assert shown["tokens moved back"] == ["0", "500"]
+    said = conclusion(before, after)
+    assert f"{before.recomputed:,} tokens a second time, the default {after.recomputed:,}" in said
