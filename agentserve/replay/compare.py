@@ -67,8 +67,9 @@ def conclusion(forgets: Figures, keeps: Figures) -> str:
     """Return what the two runs show, in a sentence."""
     return (
         f"   The work was the same: {FORGETS.policy} computed {forgets.recomputed:,} tokens a "
-        f"second time, the default {keeps.recomputed:,},\n   because it moved KV out of the way "
-        f"and back; the agents were done in {keeps.makespan_s:.0f} s instead of {forgets.makespan_s:.0f} s."
+        f"second time, the default {keeps.recomputed:,},\n"
+        "   because it moved KV out of the way and back; the agents were done in "
+        f"{keeps.makespan_s:.0f} s instead of {forgets.makespan_s:.0f} s."
     )
 
 
