@@ -54,6 +54,9 @@ def main() -> None:
     note("b_preempted", runs.compare_recomputed(
         reference, runs.preempted(runner, turns, seed, outputs, CHANCE)
     ))  # fmt: skip
+    note("b_preempted_and_demoted", runs.compare_demoted(
+        reference, runs.demoted(runner, turns, seed, outputs)
+    ))  # fmt: skip
     result = {
         **head,
         "model": "smollm2-135m",

@@ -1,4 +1,4 @@
-"""The real model at float32: what moving KV changes (nothing), and computing it again (little)."""
+"""The real model: what moving KV changes (nothing), and computing it again (little)."""
 
 import exactness_runs as runs
 import pytest
@@ -52,6 +52,17 @@ def test_host_copies_lost_at_random_change_logits_within_the_bounds(runner, turn
 
 def test_preemptions_at_random_change_logits_within_the_bounds(runner, turns, reference):
     runs.compare_recomputed(reference, runs.preempted(runner, turns, SEED, reference.outputs))
+
+
+def test_preemptions_by_demotion_lose_nothing_and_stay_within_the_bounds(runner, turns, reference):
+    runs.compare_demoted(reference, runs.demoted(runner, turns, SEED, reference.outputs))
+
+
+def test_in_bfloat16_too_a_session_that_is_offloaded_is_equal_bit_by_bit(directory, turns):
+    options = {"directory": str(directory), "dtype": "bfloat16"}
+    halves = load_runner({**options, "kv_bytes": 32 << 20, "host_bytes": 32 << 20})
+    some = turns[:4]
+    runs.compare_moved(runs.untouched(halves, some), runs.offloaded(halves, some))
 
 
 def test_a_single_wrong_value_of_kv_is_noticed(runner, turns, reference):
