@@ -69,7 +69,7 @@ bench-scale: $(STAMPS)/installed  ## host KV on an H200, simulated: 16 to 64 age
 bench-residency: $(STAMPS)/installed  ## 16 agents on KV for 4: four residency policies, 20 minutes
 	$(PY) benchmarks/residency.py
 
-bench-prepared: $(STAMPS)/installed-test  ## TTFT of a user message after a tool loop, prepared or not, 6 minutes
+bench-prepared: $(STAMPS)/installed-test  ## TTFT of a user message after a tool loop, prepared or not, 5 minutes
 	$(PY) benchmarks/prepared_history.py --json
 
 clean:  ## remove the environment and caches
