@@ -11,7 +11,9 @@ They take turns (A B C D, A B C D); a figure is the median over the rounds. The 
 sized by what the first run of `unlimited` held. The agents' tools take 1 s on average; then, once
 and with fewer turns, 8 s. Both tiers are DRAM here, so this emulates a device with its own memory.
 
-    python benchmarks/residency.py [--quick] [--output benchmarks/results/residency.json]
+    python benchmarks/residency.py [--quick] [--part short|long] [--output FILE]
+
+`--part` measures one of the two again; the other keeps its runs in the file, with their own commit.
 """
 
 import argparse
@@ -113,6 +115,15 @@ class Bench:
         self.runs.append(row | {"tiers": msgspec.to_builtins(tiers)})
         print(line(policy, row["figures"]), flush=True)
 
+    def keep(self, earlier: dict[str, Any], measured: set[float]) -> None:
+        """Take over the runs of an earlier result whose gaps were not measured again."""
+        origin = {"commit": earlier["commit"], "date": earlier["date"]}
+        kept = [origin | run for run in earlier["runs"] if run["gap_s"] not in measured]
+        self.runs = kept + self.runs
+        for name, tokens in earlier["working_set_tokens"].items():
+            gap = float(name.removeprefix("gap_").removesuffix("_s"))
+            self.working_sets.setdefault(gap, tokens)
+
     def summary(self, gap: float) -> dict[str, dict[str, float]]:
         """Return the medians over the rounds: policy -> figure."""
         return {
@@ -213,18 +224,26 @@ def report(bench: Bench, workload: Workload) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a small size, to try the script")
+    parser.add_argument("--part", choices=("short", "long"), help="only these tool times")
     parser.add_argument("--output", type=Path, help=f"{RESULT}; none with --quick")
     options = parser.parse_args()
     output = options.output or (None if options.quick else RESULT)
     plan, bench, head = PLANS[options.quick], Bench(), circumstances("residency")
+    measured = [plan.workload] * (options.part != "long") + [plan.slow] * (options.part != "short")
     started = time.perf_counter()
     print(f"{STATEMENT}\n\n{HEAD}")
-    for number in range(1, plan.rounds + 1):
-        bench.round(plan.workload, POLICIES, number)
-    print(f"tools take {plan.slow.gap:g} s on average, {plan.slow.turns} turns:")
-    bench.round(plan.slow, plan.slow_policies, 1)
-    for workload in (plan.workload, plan.slow):
+    if plan.workload in measured:
+        for number in range(1, plan.rounds + 1):
+            bench.round(plan.workload, POLICIES, number)
+    if plan.slow in measured:
+        print(f"tools take {plan.slow.gap:g} s on average, {plan.slow.turns} turns:")
+        bench.round(plan.slow, plan.slow_policies, 1)
+    for workload in measured:
         report(bench, workload)
+    for run in bench.runs:
+        run |= {"commit": head["commit"], "date": head["date"]}
+    if options.part and output is not None and output.exists():
+        bench.keep(json.loads(output.read_text()), {workload.gap for workload in measured})
     head |= {"model": MODEL, "statement": STATEMENT}
     result = head | document(bench, plan, time.perf_counter() - started)
     if output is not None:
