@@ -25,6 +25,7 @@ app = typer.Typer(
 for command, summary in (
     (serve.serve, "Serve a model over HTTP."),
     (workload.replay, "Replay an agent's turns and report."),
+    (workload.report, "Compare the reports of two replays."),
     (workload.demo, "Replay a coding agent's 100 turns and report."),
     (inspect.doctor, "Say whether a model runs on this machine."),
     (sessions.ps, "List the sessions of a running server."),

@@ -1,17 +1,18 @@
-"""`agentserve replay | demo`: run a recorded or generated agent against a server and report."""
+"""`agentserve replay | report | demo`: run a recorded or generated agent on a server; compare."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from agentserve.cli.options import DEFAULT_MODEL
+from agentserve.cli.options import DEFAULT_MODEL, Json
 
 Url = Annotated[
     str | None,
     typer.Option(
-        help="A running server, started with --allow-force unless --free is given. "
-        "Without it one is started on --model and stopped afterwards."
+        help="A running server, started with --allow-force unless --free is given; in the chat "
+        "dialect an endpoint such as http://host/v1. Without it a server is started on --model "
+        "and stopped afterwards."
     ),
 ]
 Model = Annotated[str, typer.Option(help="Model of the server that is started.")]
@@ -27,7 +28,12 @@ JsonFile = Annotated[
 def replay(  # noqa: PLR0913 - one argument per command line option
     file: Annotated[
         Path | None,
-        typer.Argument(help="A scenario, such as scenarios/coding.toml.", show_default=False),
+        typer.Argument(
+            help="A scenario (.toml), a log of OpenAI messages, or a session log of Claude Code "
+            "(.jsonl, also gzipped).",
+            metavar="LOG",
+            show_default=False,
+        ),
     ] = None,
     generate: Annotated[
         str | None,
@@ -38,16 +44,58 @@ def replay(  # noqa: PLR0913 - one argument per command line option
     sessions: Annotated[
         int, typer.Option(min=1, help="Copies of the file that run at the same time.")
     ] = 1,
+    turns: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only so many turns of each session.", show_default=False),
+    ] = None,
     speed: Annotated[
         float, typer.Option(help="Tool seconds are divided by this; 1 keeps them as recorded.")
     ] = 1.0,
+    max_wait: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Longer tool waits of a log, mostly for a person, are cut to these seconds."
+        ),
+    ] = 60.0,
+    tool_seconds: Annotated[
+        float, typer.Option(min=0, help="What a call takes whose time the log does not have.")
+    ] = 0.0,
+    dialect: Annotated[
+        Literal["session", "chat"],
+        typer.Option(
+            help="session: agentserve's own API, outputs forced. chat: any OpenAI-compatible "
+            "endpoint, the whole history in each request."
+        ),
+    ] = "session",
     free: Free = False,
     url: Url = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="AGENTSERVE_API_KEY", help="Key, where the server asks for one."),
     ] = None,
-    model: Model = DEFAULT_MODEL,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Model of the server that is started ({DEFAULT_MODEL}), or the one that the "
+            "endpoint is asked for (the first that it lists)."
+        ),
+    ] = None,
+    extra: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="More fields of each chat request, such as '{\"ignore_eos\": true}'. null leaves "
+            'a field out; "{max_tokens}" stands for the turn\'s own number.',
+        ),
+    ] = None,
+    lengths: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="REPORT",
+            help="Ask for outputs as long as in this report of another replay, instead of a token "
+            "per 4 bytes of the log.",
+        ),
+    ] = None,
     json_path: JsonFile = None,
     accounting: Annotated[
         bool,
@@ -60,7 +108,8 @@ def replay(  # noqa: PLR0913 - one argument per command line option
 ) -> None:
     """Replay an agent's turns over HTTP, each when the one before is done, and report.
 
-    The tools really run, in this process.
+    The answers are those of the scenario or log. The tools of a scenario really run, in this
+    process; those of a log take as long as they did, and return what they did.
     """
     from agentserve.replay.command import ReplayOptions, run_replay
 
@@ -69,15 +118,37 @@ def replay(  # noqa: PLR0913 - one argument per command line option
             file=file,
             workload=generate,
             sessions=sessions,
+            turns=turns,
             speed=speed,
+            max_wait=max_wait,
+            tool_seconds=tool_seconds,
             free=free,
+            dialect=dialect,
             url=url,
             api_key=api_key,
             model=model,
+            extra=extra,
+            lengths=lengths,
             json_path=json_path,
             accounting=accounting,
         )
     )
+
+
+def report(
+    first: Annotated[Path, typer.Argument(help="A report of `agentserve replay --json`.")],
+    second: Annotated[Path, typer.Argument(help="Another one, of the same work.")],
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare them even where the work was not the same.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the reports of two replays of the same work side by side."""
+    from rich.console import Console
+
+    from agentserve.replay.sidebyside import compare_reports
+
+    compare_reports((first, second), anyway, as_json, Console())
 
 
 def demo(

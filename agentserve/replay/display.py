@@ -53,10 +53,12 @@ class Display:
             action = f"{who}{escape(record.action)}"
             self._progress.update(self._task, advance=1, description=action)
             return
+        tokens = f"{record.prefill_computed} computed, {record.cached_tokens} cached, "
+        if record.asked_tokens is not None:  # what an endpoint computes is not known
+            tokens = f"{record.ttft_s:.2f} s to the first output, "
         self._console.print(
             f"{'' if self._many else 'turn '}{self._done:3d}/{self._turns} {who}{record.action}: "
-            f"{record.prefill_computed} computed, {record.cached_tokens} cached, "
-            f"{record.latency_s:.2f} s",
+            f"{tokens}{record.latency_s:.2f} s",
             markup=False,
             highlight=False,
             soft_wrap=True,

@@ -1,12 +1,33 @@
 """What a replay measured: a record per turn, totals, and the text that a person reads."""
 
 from collections import Counter
+from typing import Any
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 EDGE = 10  # turns at each end of a session that are compared
+ENDED_EARLY = 0.9  # of the tokens asked for: with fewer the endpoint did less work
+
+
+class Played(msgspec.Struct, frozen=True):
+    """The work of a replay: two replays of equal work can be compared."""
+
+    digest: str  # of every session's content
+    sessions: int
+    turns: int
+    speed: float | None  # tool waits were divided by it; None: not waited for
+    free: bool = False  # the model answered for itself
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Who did the work."""
+
+    dialect: str = "session"
+    url: str = ""
+    model: str = ""
 
 
 class TurnRecord(msgspec.Struct, frozen=True):
@@ -16,7 +37,7 @@ class TurnRecord(msgspec.Struct, frozen=True):
     index: int  # in its session, from 1
     action: str  # what the model did, in one line
     input_tokens: int
-    new_tokens: int
+    new_tokens: int  # in the chat dialect: what the prompt grew by since the turn before
     cached_tokens: int
     output_tokens: int
     ttft_s: float  # request sent to first event of the output
@@ -27,6 +48,7 @@ class TurnRecord(msgspec.Struct, frozen=True):
     tool_s: float = 0.0  # the tools that this turn called
     recomputed: dict[str, int] = {}  # tokens computed again, by reason
     restored_tokens: int = 0  # cached tokens whose KV came back from the host tier
+    asked_tokens: int | None = None  # output that was asked for, where it cannot be forced
 
     @property
     def prefill_computed(self) -> int:
@@ -70,6 +92,9 @@ class Report(msgspec.Struct, frozen=True):
     records: list[TurnRecord]
     makespan_s: float
     incomplete: list[str] = []
+    work: Played | None = None
+    run: Run = Run()
+    unknown: frozenset[str] = frozenset()  # fields of records that the server does not report
 
     def totals(self) -> Totals:
         """Return the sums and percentiles over all turns. Needs at least one record."""
@@ -108,7 +133,10 @@ class Report(msgspec.Struct, frozen=True):
         return first, last
 
     def to_json(self) -> bytes:
-        """Return {scenario, turns: [...], totals: {...}, incomplete} as indented JSON."""
+        """Return {scenario, run, work, turns: [...], totals: {...}, incomplete} as indented JSON.
+
+        What is not known is null.
+        """
         turns = [
             msgspec.to_builtins(record)
             | {"prefill_computed": record.prefill_computed, "server_s": record.server_s}
@@ -116,30 +144,37 @@ class Report(msgspec.Struct, frozen=True):
         ]
         document = {
             "scenario": self.scenario,
-            "turns": turns,
-            "totals": self.totals(),
+            "run": self.run,
+            "work": self.work,
+            "turns": [self._known(turn) for turn in turns],
+            "totals": self._known(msgspec.to_builtins(self.totals())),
             "incomplete": self.incomplete,
         }
         return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
+    def _known(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: None if name in self.unknown else value for name, value in fields.items()}
+
 
 def percentile(values: list[float], percent: float) -> float:
     """Return the linearly interpolated percentile of at least one value."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return float(np.percentile(values, percent))
 
 
 def print_report(report: Report, console: Console) -> None:
     """Print the report for a person. The last line is `turns: N`."""
     totals = report.totals()
-    for table in (_speed_table(totals), _time_table(totals), _token_table(totals)):
+    tables = [_speed_table(totals)]
+    if report.run.dialect == "session":
+        tables += [_time_table(totals), _token_table(totals)]
+        remarks = ["* computed from the token counts, not measured", "", *reuse(report.records)]
+    else:
+        tables += [_outside_table(report)]
+        remarks = ["", *shortfall(report.records)]
+    for table in tables:
         console.print()
         console.print(table)
-    console.print("* computed from the token counts, not measured\n", highlight=False)
-    for line in reuse(report.records):
+    for line in remarks:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for line in report.incomplete:
         console.print(f"ended early: {line}", markup=False, highlight=False)
@@ -159,6 +194,19 @@ def reuse(records: list[TurnRecord]) -> list[str]:
         reasons = ", ".join(f"{tokens:,} {reason}" for reason, tokens in again.items())
         lines.append(f"Computed again: {again.total():,} tokens ({reasons}).")
     return lines or ["In every turn the engine computed the new tokens and no other."]
+
+
+def shortfall(records: list[TurnRecord]) -> list[str]:
+    """Say how far the outputs are from the tokens asked for, where the work was less than that."""
+    asked = sum(record.asked_tokens or 0 for record in records)
+    made = sum(record.output_tokens for record in records)
+    if not made or made >= ENDED_EARLY * asked:
+        return []
+    return [
+        f"The endpoint made {made:,} tokens of {asked:,} asked for, so it did less work than the "
+        "log says: make it go on after its own end, with --extra '{\"ignore_eos\": true}' where it "
+        "knows that."
+    ]
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -196,6 +244,22 @@ def _time_table(totals: Totals) -> Table:
     )
     for label, seconds in parts:
         table.add_row(label, f"{seconds:.2f}", f"{seconds / whole:.1%}" if whole else "")
+    return table
+
+
+def _outside_table(report: Report) -> Table:
+    """Return what is seen of an endpoint that says nothing of its phases."""
+    totals, records = report.totals(), report.records
+    waits = f"{sum(record.latency_s for record in records):.1f} s"
+    table = _table(f"The work ({totals.makespan_s:.1f} s by the clock)", "", "")
+    table.add_row("waiting for the endpoint, sum", waits)
+    table.add_row("tools, sum", f"{totals.tools_s:.1f} s")
+    for label, field, count in (
+        ("tokens of the prompts", "input_tokens", totals.stateless_prefill),
+        ("of these from a cache", "cached_tokens", totals.cached_tokens),
+        ("tokens of output", "output_tokens", totals.output_tokens),
+    ):
+        table.add_row(label, "not reported" if field in report.unknown else f"{count:,}")
     return table
 
 

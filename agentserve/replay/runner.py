@@ -1,7 +1,9 @@
-"""Replays scenarios over HTTP: a closed loop per session, all sessions at the same time."""
+"""Replays scenarios on the session API: a closed loop per session, all at the same time."""
 
 import asyncio
+import math
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -9,13 +11,16 @@ from agentserve_tools import ToolOutput
 
 from agentserve import wire
 from agentserve.client.aio import AsyncClient, AsyncSession
+from agentserve.client.models import SessionOptions
 from agentserve.errors import AgentserveError, InvalidRequest
-from agentserve.replay.report import Report, TurnRecord
-from agentserve.replay.scenario import Call, Scenario, ScenarioTurn, shorten
-from agentserve.replay.tools import StoryTools
+from agentserve.replay.report import Played, Report, Run, TurnRecord
+from agentserve.replay.scenario import Call, Said, Scenario, ScenarioTurn, digest, shorten
+from agentserve.replay.tools import StoryTools, lasting
 from agentserve.replay.workspace import Workspace
 
 FREE_TOKENS = 64  # of a free answer, when the scenario sets no bound
+CALL_BYTES = 64  # more than a template writes around a call
+QUOTED = 200  # characters of an answer that are shown where it differs
 NO_FORCE = "start the server with --allow-force, or replay with --free"
 CALLS = (wire.ToolCallOut, wire.MalformedToolCallOut)
 OUTPUT_EVENTS = (
@@ -31,12 +36,17 @@ class ReplayError(ValueError):
     """The replay cannot go on: the server and the story do not fit."""
 
 
+class OtherAnswer(ReplayError):
+    """The server did not answer what was forced; ends one session."""
+
+
 class ReplaySettings(msgspec.Struct, frozen=True):
     """How a replay runs. Real tools always take their own time at least."""
 
     speed: float = 1.0  # the story's tool seconds are divided by it
     free: bool = False  # every answer is left to the model
     api_key: str | None = None
+    lengths: dict[tuple[int, int], int] = {}  # (session, turn) -> tokens, where nothing is forced
 
 
 class Observer(Protocol):
@@ -51,26 +61,48 @@ class Observer(Protocol):
         ...
 
 
+class Plays(Protocol):
+    """Plays one scenario; `failure` says why it ended before its end."""
+
+    records: list[TurnRecord]
+    failure: str
+
+    async def play(self) -> None:
+        """Play to the end, or until the server refuses or fails a turn."""
+        ...
+
+
 async def replay(
     scenarios: list[Scenario], url: str, settings: ReplaySettings, observer: Observer
 ) -> Report:
     """Play every scenario in a session of its own and return what was measured.
 
-    Raises ReplayError when the server does not take forced outputs or answers other ones, and
-    AgentserveError when no session finished a single turn.
+    Raises ReplayError when the server does not take forced outputs, and when no session finished a
+    single turn.
     """
-    started = time.perf_counter()
     async with AsyncClient(url, api_key=settings.api_key) as client:
         players = [
-            Player(scenario, number, settings, observer)
+            Player(client, scenario, number, settings, observer)
             for number, scenario in enumerate(scenarios, start=1)
         ]
-        try:
-            async with asyncio.TaskGroup() as group:
-                for player in players:
-                    group.create_task(player.play(client))
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        report = await play_all(players, scenarios, settings)
+    return msgspec.structs.replace(report, run=Run("session", url))
+
+
+async def play_all(
+    players: Sequence[Plays], scenarios: list[Scenario], settings: ReplaySettings
+) -> Report:
+    """Let all play at the same time.
+
+    Raises what the first player raises, and ReplayError when no session finished a single turn.
+    """
+    started = time.perf_counter()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for player in players:
+                group.create_task(player.play())
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
     records = [record for player in players for record in player.records]
     failures = [player.failure for player in players if player.failure]
     if not records:
@@ -80,6 +112,13 @@ async def replay(
         records=records,
         makespan_s=time.perf_counter() - started,
         incomplete=failures,
+        work=Played(
+            digest=digest(scenarios),
+            sessions=len(scenarios),
+            turns=sum(len(scenario.turns) for scenario in scenarios),
+            speed=None if math.isinf(settings.speed) else settings.speed,
+            free=settings.free,
+        ),
     )
 
 
@@ -87,32 +126,47 @@ class Player:
     """Lives through one scenario in one session."""
 
     def __init__(
-        self, scenario: Scenario, number: int, settings: ReplaySettings, observer: Observer
+        self,
+        client: AsyncClient,
+        scenario: Scenario,
+        number: int,
+        settings: ReplaySettings,
+        observer: Observer,
     ) -> None:
         self.records: list[TurnRecord] = []
         self.failure = ""
+        self._client = client
         self._scenario = scenario
         self._number = number
         self._settings = settings
         self._observer = observer
 
-    async def play(self, client: AsyncClient) -> None:
-        """Play to the end, or until the server refuses or fails a turn (`failure` says why)."""
+    async def play(self) -> None:
+        """Play to the end, or until the server refuses, fails or misreads a turn."""
         try:
-            session = await client.session(
-                system=self._scenario.system,
-                tools=[tool.declared() for tool in self._scenario.tools],
-            )
+            system = self._scenario.system
+            options: SessionOptions = {} if system is None else {"system": system}
+            tools = [tool.declared() for tool in self._scenario.tools]
+            session = await self._client.session(tools=tools, **options)
             with Workspace(self._scenario.files) as workspace:
                 await self._story(session, StoryTools(self._scenario, workspace))
             await session.delete()
         except AgentserveError as error:
-            place = f"session {self._number}, turn {len(self.records) + 1}"
-            self.failure = f"{place}: {error.code}: {error}"
+            self.failure = f"{self._place}: {error.code}: {error}"
+        except OtherAnswer as error:
+            self.failure = f"{self._place}: {error}"
+
+    @property
+    def _place(self) -> str:
+        return f"session {self._number}, turn {len(self.records) + 1}"
 
     async def _story(self, session: AsyncSession, tools: StoryTools) -> None:
         feed: list[wire.Item] = []
         for index, turn in enumerate(self._scenario.turns, start=1):
+            if turn.reset:
+                await session.rewrite([])
+                feed = []
+            feed += [_item(said) for said in turn.said]
             if turn.user is not None:
                 self._observer.heard(turn.user)
                 feed.append(wire.UserItem(content=turn.user))
@@ -132,7 +186,10 @@ class Player:
         options: dict[str, Any] = (
             {"max_output_tokens": turn.max_output_tokens or FREE_TOKENS}
             if free
-            else {"debug": wire.Debug(force=turn.forced())}
+            else {
+                "debug": wire.Debug(force=turn.forced()),
+                "max_output_tokens": _room(turn),
+            }
         )
         started = time.perf_counter()
         first: float | None = None
@@ -150,18 +207,15 @@ class Player:
             raise ReplayError("the stream ended without its turn")
         answer = events.turn.wire
         if not free:
-            _compare(turn, answer, f"session {self._number}, turn {len(self.records) + 1}")
+            _compare(turn, answer)
         return answer, latency if first is None else first, latency
 
     async def _results(
         self, turn: ScenarioTurn, answer: wire.Turn, tools: StoryTools
     ) -> list[wire.Item]:
         """Run the turn's calls and return what the next turn is fed."""
-        started = time.perf_counter()
-        feed = await self._outcome(turn, answer, tools)
-        rest = self._scenario.tool_seconds(turn) / self._settings.speed
-        await asyncio.sleep(max(rest - (time.perf_counter() - started), 0.0))
-        return feed
+        seconds = self._scenario.tool_seconds(turn) / self._settings.speed
+        return await lasting(seconds, self._outcome(turn, answer, tools))
 
     async def _outcome(
         self, turn: ScenarioTurn, answer: wire.Turn, tools: StoryTools
@@ -196,13 +250,33 @@ def _result(call_id: str, output: ToolOutput) -> wire.ToolResultItem:
     )
 
 
-def _compare(turn: ScenarioTurn, answer: wire.Turn, place: str) -> None:
-    """Raise ReplayError when the server did not answer what was forced."""
+def _item(said: Said) -> wire.Item:
+    match said.role:
+        case "system":
+            return wire.SystemItem(content=said.content)
+        case "user":
+            return wire.UserItem(content=said.content)
+        case "assistant":
+            return wire.AssistantItem(content=said.content)
+
+
+def _room(turn: ScenarioTurn) -> int:
+    """Return a bound that the forced output never reaches: a token has at least one byte."""
+    return turn.output_bytes + CALL_BYTES * (len(turn.calls) + 1)
+
+
+def _compare(turn: ScenarioTurn, answer: wire.Turn) -> None:
+    """Raise OtherAnswer when the server did not answer what was forced."""
     got = [_chosen(item) for item in answer.output if isinstance(item, CALLS)]
     if got != [(call.name, call.arguments) for call in turn.calls]:
-        raise ReplayError(f"{place}: the server made {got} of the story's {turn.calls}")
+        raise OtherAnswer(f"the server made {_cut(got)} of the story's {_cut(turn.calls)}")
     if (text := _text(answer).strip()) != turn.text.strip():
-        raise ReplayError(f"{place}: the server made {text!r} of the story's {turn.text!r}")
+        raise OtherAnswer(f"the server made {_cut(text)} of the story's {_cut(turn.text)}")
+
+
+def _cut(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 
 def _text(answer: wire.Turn) -> str:

@@ -1,9 +1,10 @@
 """The scenario format: a whole agent session as a TOML file (documented in scenarios/README.md)."""
 
+import hashlib
 import json
 import tomllib
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from jsonschema import Draft202012Validator
@@ -27,7 +28,7 @@ class ScenarioTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(pattern=TOOL_NAME)]
     description: str
     parameters: dict[str, Any]
-    example: dict[str, Any]
+    example: dict[str, Any] | None = None
     real: bool = False
     seconds: Seconds = 0.0  # how long a call takes at speed 1, when no turn says otherwise
 
@@ -37,7 +38,7 @@ class ScenarioTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             name=self.name,
             parameters=self.parameters,
             description=self.description,
-            examples=[self.example],
+            examples=[] if self.example is None else [self.example],
         )
 
 
@@ -55,14 +56,23 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return shorten(f"{self.name}({', '.join(values)})")
 
 
-class ScenarioTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn: what the user says before it, and what the model is made to answer.
+class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message that the model does not generate."""
 
-    The results of the turn before are fed in front of `user`. A turn is forced (text, calls or
-    both) or `free`, which leaves the answer to the model.
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ScenarioTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn: what is said before it, and what the model is made to answer.
+
+    The results of the turn before are fed first, then `said`, then `user`. A turn is forced (text,
+    calls or both) or `free`, which leaves the answer to the model.
     """
 
     user: str | None = None
+    said: list[Said] = []
+    reset: bool = False  # all but the system prompt is forgotten before the turn: a compaction
     text: str = ""
     calls: list[Call] = []
     free: bool = False
@@ -74,6 +84,19 @@ class ScenarioTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         text: list[Text | ToolCall] = [Text(text=self.text)] if self.text else []
         return text + [ToolCall(name=call.name, arguments=call.arguments) for call in self.calls]
 
+    @property
+    def summary(self) -> str:
+        """The scripted answer in one short line, for people."""
+        calls = ", ".join(call.summary for call in self.calls)
+        return shorten(calls or " ".join(self.text.split()))
+
+    @property
+    def output_bytes(self) -> int:
+        """UTF-8 bytes of the scripted answer: its text, and each call as a JSON object."""
+        calls = ({"name": call.name, "arguments": call.arguments} for call in self.calls)
+        lines = (json.dumps(call, ensure_ascii=False) for call in calls)
+        return sum(len(part.encode()) for part in (self.text, *lines))
+
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A story that any server can be made to live through again."""
@@ -81,8 +104,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     name: str
     description: str
-    system: str
     turns: Annotated[list[ScenarioTurn], Meta(min_length=1)]
+    system: str | None = None
     tools: list[ScenarioTool] = []
     files: dict[str, str] = {}
 
@@ -96,6 +119,12 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return turn.tool_seconds
         tools = (self.tool(call.name) for call in turn.calls)
         return max((tool.seconds for tool in tools if tool), default=0.0)
+
+
+def digest(scenarios: list[Scenario]) -> str:
+    """Return 16 hex digits that are equal for equal work, whatever it is called."""
+    work = [msgspec.structs.replace(one, name="", description="") for one in scenarios]
+    return hashlib.sha256(msgspec.json.encode(work)).hexdigest()[:16]
 
 
 def shorten(line: str) -> str:
@@ -143,11 +172,12 @@ def check(scenario: Scenario) -> None:
         if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
             raise ScenarioError(f"files: {path} leaves the workspace")
     for tool in scenario.tools:
-        _check_arguments(tool, tool.example, f"tool {tool.name}: its example")
+        if tool.example is not None:
+            _check_arguments(tool, tool.example, f"tool {tool.name}: its example")
     waiting = False
     for number, turn in enumerate(scenario.turns, start=1):
         where = f"turn {number}"
-        if turn.user is None and not waiting:
+        if turn.user is None and not turn.said and (turn.reset or not waiting):
             raise ScenarioError(f"{where}: nothing to answer: no user text and no calls before it")
         _check_turn(scenario, turn, where)
         waiting = bool(turn.calls) or turn.free

@@ -1,11 +1,24 @@
 """Runs a story's calls: scripted results as written, real tools in the session's workspace."""
 
-from typing import Any
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from agentserve_tools import Executor, Toolbox, ToolOutput
 
 from agentserve.replay.scenario import Call, Scenario
 from agentserve.replay.workspace import Workspace
+
+T = TypeVar("T")
+
+
+async def lasting(seconds: float, work: Awaitable[T]) -> T:
+    """Return what `work` gives, after at least so many seconds."""
+    started = time.perf_counter()
+    result = await work
+    await asyncio.sleep(max(seconds - (time.perf_counter() - started), 0.0))
+    return result
 
 
 class StoryTools:
