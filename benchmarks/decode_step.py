@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 from circumstances import circumstances
+from floor_rates import memory_rate
 
 from agentserve.config import ModelSettings
 from agentserve.engine.plan import (
@@ -31,19 +32,6 @@ from agentserve.model.prepare import prepare
 
 if TYPE_CHECKING:
     from agentserve.model.runner import TorchRunner
-
-
-def memory_rate(repeats: int = 8) -> float:
-    """Return the best bytes/s at which all threads together read a large array."""
-    import torch
-
-    data = torch.ones(64 << 20)
-    best = 0.0
-    for _ in range(repeats):
-        start = time.perf_counter()
-        data.sum()
-        best = max(best, data.nbytes / (time.perf_counter() - start))
-    return best
 
 
 def timed_step(runner: "TorchRunner", step: int, rows: list[Row], **changes: Any) -> float:

@@ -1,0 +1,104 @@
+"""A runner whose steps cost nothing and whose last step times can be read by another process."""
+
+import mmap
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentserve.engine.plan import KvGroup, RunnerInfo, StepPlan, StepResult
+from agentserve.model.grammar import XGrammarFactory
+
+TOKEN = 1000  # what is always sampled
+BLOCK_BYTES = 16 * 23_040  # SmolLM2's
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The runner's options."""
+
+    directory: str  # the model's, for its tokenizer
+    clock: str  # file of the step times
+    vocab_size: int = 49_152
+    max_context: int = 40_960
+    num_blocks: int = 8_192
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """Since the clock was reset, in time.perf_counter seconds; all zero before a step with rows."""
+
+    first_launch: float
+    first_collected: float
+    last_collected: float
+
+
+class SharedClock:
+    """StepTimes in a memory-mapped file. The engine writes it, the server resets and reads it."""
+
+    _FORMAT = struct.Struct("ddd")
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists() or path.stat().st_size < self._FORMAT.size:
+            path.write_bytes(bytes(self._FORMAT.size))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), self._FORMAT.size)
+
+    def reset(self) -> None:
+        """Forget the steps so far."""
+        self._FORMAT.pack_into(self._memory, 0, 0.0, 0.0, 0.0)
+
+    def step(self, launched: float, collected: float) -> None:
+        """Note a step with rows."""
+        first_launch, first_collected, _ = self._FORMAT.unpack_from(self._memory)
+        times = (first_launch or launched, first_collected or collected, collected)
+        self._FORMAT.pack_into(self._memory, 0, *times)
+
+    def read(self) -> StepTimes:
+        """Return the times since the last reset."""
+        return StepTimes(*self._FORMAT.unpack_from(self._memory))
+
+
+class ConstantRunner:
+    """A Runner that computes nothing: copies are done at once, every sample is one token."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.info = RunnerInfo(
+            model="constant",
+            identity="constant",
+            vocab_size=settings.vocab_size,
+            max_context=settings.max_context,
+            block_size=16,
+            num_blocks=settings.num_blocks,
+            max_slots=64,
+            groups=[KvGroup("full", 1, BLOCK_BYTES)],
+            dtype="none",
+            host_blocks=settings.num_blocks,
+        )
+        self._clock = SharedClock(Path(settings.clock))
+        self._launched = 0.0
+
+    def launch(self, plan: StepPlan) -> StepPlan:
+        """Note when."""
+        self._launched = time.perf_counter()
+        return plan
+
+    def sample(self, handle: StepPlan, masks: dict[int, Any]) -> None:
+        """Do nothing: outputs are forced."""
+
+    def collect(self, handle: StepPlan) -> StepResult:
+        """Return the same token for every row that samples."""
+        if handle.rows:
+            self._clock.step(self._launched, time.perf_counter())
+        return StepResult(
+            step=handle.step,
+            tokens=[[TOKEN] if row.sample else [] for row in handle.rows],
+            finite=[True] * len(handle.rows),
+            tickets=[copy.ticket for copy in handle.copies],
+        )
+
+
+def build(options: dict[str, Any]) -> tuple[ConstantRunner, XGrammarFactory]:
+    """Return the runner and the grammars of the real model."""
+    settings = msgspec.convert(options, Settings)
+    return ConstantRunner(settings), XGrammarFactory(settings.directory, settings.vocab_size)
