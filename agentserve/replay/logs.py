@@ -47,7 +47,7 @@ def load_log(path: Path, limits: Limits) -> Log:
             notes["sessions without an answer, left out"] += 1
     if not scenarios:
         raise LogError(f"{path}: {kind}, but without an answer of a model: nothing to replay")
-    told = [f"{count} {what}" for what, count in notes.items() if count]
+    told = [f"{what}: {count}" for what, count in notes.items() if count]
     return Log(scenarios, kind, told)
 
 
