@@ -40,6 +40,7 @@ async def replay_chat(
         raise ReplayError("the chat dialect goes on with the story's own answers: none may be free")
     try:
         async with endpoint:
+            await endpoint.choose_model()
             players = [
                 ChatPlayer(endpoint, scenario, number, settings, observer)
                 for number, scenario in enumerate(scenarios, start=1)

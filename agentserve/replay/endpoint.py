@@ -88,13 +88,15 @@ class Endpoint:
         """The URL without a password that may be in it."""
         return str(httpx.URL(self.url).copy_with(userinfo=b""))
 
-    async def __aenter__(self) -> Self:
-        """Connect, and choose the endpoint's first model where none is named.
+    async def choose_model(self) -> None:
+        """Take the first model that the endpoint lists, where none is named.
 
         Raises EndpointError.
         """
         if self.model is None:
             self.model = await self._first_model()
+
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
