@@ -38,6 +38,7 @@ class Section:
 SECTIONS = {
     "environment": Section("benchmarks.gpu.environment", 60),
     "residency": Section("benchmarks.gpu.residency", 175),
+    "kernels": Section("benchmarks.gpu.kernels", 60),
 }
 
 

@@ -83,6 +83,7 @@ def test_every_section_passes_with_the_packages_of_a_bare_machine(bare):
     assert {name: part.get("problems") for name, part in sections.items()} == {
         "environment": None,
         "residency": None,
+        "kernels": None,
     }
     assert status == 0
     residency = sections["residency"]
@@ -91,6 +92,7 @@ def test_every_section_passes_with_the_packages_of_a_bare_machine(bare):
     assert list(residency["resume"]["contexts"]) == ["64", "128"]
     assert {"save", "load", "both"} <= residency["bandwidth"].keys()
     assert residency["overlap"]["copied_gb_s"] > 0
+    assert set(sections["kernels"]["correctness"].values()) == {"passed"}
 
 
 def test_a_part_that_raises_is_recorded_and_the_others_still_run(bare):
@@ -101,6 +103,9 @@ def test_a_part_that_raises_is_recorded_and_the_others_still_run(bare):
     assert sections["residency"]["problems"].keys() == {
         "bandwidth", "overlap", "exactness", "resume",
     }  # fmt: skip
+    assert sections["kernels"]["problems"].keys() == {
+        "correctness", "prefill", "decode", "rows", "tunings",
+    }  # fmt: skip
 
 
 def test_a_section_that_overruns_is_stopped_and_the_next_one_still_starts(bare):
@@ -109,4 +114,5 @@ def test_a_section_that_overruns_is_stopped_and_the_next_one_still_starts(bare):
     assert {name: part["status"] for name, part in sections.items()} == {
         "environment": "timed out",
         "residency": "timed out",
+        "kernels": "timed out",
     }

@@ -9,14 +9,14 @@ import torch
 import triton
 import triton.language as tl
 
-from agentserve_kernels.gpu.launch import STORAGE, Launch
+from agentserve_kernels.gpu.launch import STORAGE, VARYING, Launch
 from agentserve_kernels.gpu.pages import check_pages
 from agentserve_kernels.tensors import HeadNorm, Pages, Placement, Rotary, check
 
 HEADS_A_TILE = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def kv_write_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
     qkv: tl.tensor,
     query: tl.tensor,

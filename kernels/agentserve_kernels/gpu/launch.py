@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 STORAGE = (torch.float32, torch.bfloat16, torch.float16)
+# Not compiled for single values: one kernel for all layers, none while a graph is captured.
+VARYING = ["layer"]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from agentserve_kernels.gpu.launch import STORAGE, Launch, Tuning
+from agentserve_kernels.gpu.launch import STORAGE, VARYING, Launch, Tuning
 from agentserve_kernels.gpu.pages import check_pages, scores_scale, visit_keys
 from agentserve_kernels.reference import gather_reference
 from agentserve_kernels.tensors import Pages, check
@@ -54,7 +54,7 @@ def paged_attention_reference(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def paged_attention_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
     query: tl.tensor,
     out: tl.tensor,

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from agentserve_kernels.gpu.launch import STORAGE, Launch, Tuning
+from agentserve_kernels.gpu.launch import STORAGE, VARYING, Launch, Tuning
 from agentserve_kernels.gpu.paged_attention import Spans, paged_attention_reference
 from agentserve_kernels.gpu.pages import check_pages, scores_scale, visit_keys
 from agentserve_kernels.tensors import DecodeRows, Pages, Workspace, check
@@ -73,7 +73,7 @@ def _division(
     return begin, base, tl.maximum(share, least)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*VARYING, "splits"])
 def paged_decode_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
     query: tl.tensor,
     out: tl.tensor,
@@ -152,7 +152,7 @@ def paged_decode_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
         tl.store(part_logs + part, maxima + tl.log2(sums), mask=lanes < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def join_splits_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
     out: tl.tensor,
     parts: tl.tensor,

@@ -17,7 +17,7 @@ from agentserve_kernels.gpu.launch import STORAGE, Launch, Tuning
 from agentserve_kernels.gpu.sampling_rows import SamplingRows
 from agentserve_kernels.tensors import check
 
-WIDEST_TILE = 8192
+WIDEST_TILE = 4096
 
 
 @triton.jit
@@ -40,8 +40,8 @@ def _weights(
     scaled: tl.tuple, columns: tl.tensor, ADDED: tl.constexpr, MASKED: tl.constexpr
 ) -> Any:
     """Return (weights, their bits). The likeliest token weighs 1, an excluded one 0."""
-    row, best, sharpness = scaled
-    _, scores = _scores(row, columns, ADDED, MASKED)
+    logits, added, mask, size, best, sharpness = scaled
+    _, scores = _scores((logits, added, mask, size), columns, ADDED, MASKED)
     weights = tl.exp2((scores - best) * sharpness)
     # Bits of floats that are not negative are in the order of the floats.
     return weights, weights.to(tl.int32, bitcast=True)
@@ -74,18 +74,18 @@ def _weigh(
     TILE: tl.constexpr,
 ) -> Any:
     """Return the number (COUNT) or the weight of the tokens whose bits reach each of 3 pivots."""
-    (_, _, _, size), _, _ = scaled
+    _, _, _, size, _, _ = scaled
     a, b, c = pivots
-    sum_a = tl.full([], 0.0, tl.float32)
+    sum_a = tl.zeros([TILE], tl.float32)
     sum_b, sum_c = sum_a, sum_a
     for start in range(0, size, TILE):
         weights, bits = _weights(scaled, start + tl.arange(0, TILE), ADDED, MASKED)
         if COUNT:
             weights = tl.full([TILE], 1.0, tl.float32)
-        sum_a += tl.sum(tl.where(bits >= a, weights, 0.0), axis=0)
-        sum_b += tl.sum(tl.where(bits >= b, weights, 0.0), axis=0)
-        sum_c += tl.sum(tl.where(bits >= c, weights, 0.0), axis=0)
-    return sum_a, sum_b, sum_c
+        sum_a += tl.where(bits >= a, weights, 0.0)
+        sum_b += tl.where(bits >= b, weights, 0.0)
+        sum_c += tl.where(bits >= c, weights, 0.0)
+    return tl.sum(sum_a, axis=0), tl.sum(sum_b, axis=0), tl.sum(sum_c, axis=0)
 
 
 @triton.jit
@@ -180,7 +180,7 @@ def _draw(
     TILE: tl.constexpr,
 ) -> Any:
     """Return the first token at which the cumulative weight exceeds `number` of the total."""
-    (_, _, _, size), _, _ = scaled
+    _, _, _, size, _, _ = scaled
     least, ties = kept
     zero = tl.full([], 0.0, tl.float32)
     total, met = zero, zero
@@ -228,13 +228,14 @@ def sample_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
 ) -> None:
     """Write one row's token."""
     index = tl.program_id(0).to(tl.int64)
-    row = (logits + index * size, added + index * size, mask + index * mask_width, size)
-    finite, best, token = _likeliest(row, ADDED, MASKED, TILE)
+    logits, added, mask = logits + index * size, added + index * size, mask + index * mask_width
+    finite, best, token = _likeliest((logits, added, mask, size), ADDED, MASKED, TILE)
     token = tl.where(finite, token, -1)
     temperature = tl.load(temperatures + index)
     if (temperature > 0) & (token >= 0):
-        sharpness = 1.4426950408889634 / temperature  # log2(e): weights are powers of 2
-        scaled = (row, best, sharpness)
+        # Weights are powers of 2. Were this infinite, the best one would be 0 * inf.
+        sharpness = tl.minimum(1.4426950408889634 / temperature, 1e30)
+        scaled = (logits, added, mask, size, best, sharpness)  # flat: triton 3.6 does not nest
         filters = (tl.load(top_ks + index), tl.load(top_ps + index), tl.load(min_ps + index))
         kept = _filters(scaled, filters, ADDED, MASKED, TILE)
         position = tl.load(positions + index)
@@ -284,7 +285,7 @@ def sample_launch(
         "MASKED": mask is not None,
         "TILE": tile,
     }
-    return Launch(sample_kernel, (count,), arguments, Tuning(warps=min(16, max(1, tile // 512))))
+    return Launch(sample_kernel, (count,), arguments, Tuning(warps=min(16, max(1, tile // 256))))
 
 
 def sample(
