@@ -7,10 +7,11 @@ turns, a tool's result of 24 words in and a call out. The overhead of a turn is
     last byte of the request received -> first event sent
     + last token computed -> last byte sent
 
-by the server's own clock, so that neither the client nor the tokens between are in it. What is in
-it: HTTP, JSON, template, tokenizing, both ways through the socket between server and engine, the
-engine's planning, grammar and KV bookkeeping, parsing the call, the commit. Nothing is subtracted:
-the runner's own step takes some microseconds.
+by the server's own clock, so that neither the client nor the tokens between are in it; the client
+sleeps until the turn is over, so that it takes no CPU either. What is in it: HTTP, JSON, template,
+tokenizing, both ways through the socket between server and engine, the engine's planning, grammar
+and KV bookkeeping, parsing the call, the commit. Nothing is subtracted: the runner's own step takes
+some microseconds.
 
     PYTHONPATH=benchmarks python benchmarks/overhead.py [--rounds 8] [--json]
 """
@@ -26,11 +27,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 from circumstances import circumstances
 from least_squares import Line, fit_line
@@ -44,6 +45,7 @@ LEVELS = (100, 1_000, 3_000, 10_000, 30_000)  # tokens of history
 MEASURED = 5  # turns of each agent
 GROWTH, RESULT_WORDS, CALL_WORDS = 150, 24, 8
 PAUSE_S = 0.02  # a tool, and what the server does when nobody waits
+ASLEEP_S = 0.08  # longer than a turn
 GOAL_MS = 3.0
 
 
@@ -63,17 +65,16 @@ class Sample(msgspec.Struct, frozen=True):
 class Agent:
     """A client in a tool loop whose answers are forced."""
 
-    def __init__(self, http: httpx.Client, source: random.Random) -> None:
+    def __init__(self, http: HTTPConnection, source: random.Random) -> None:
         body = {"system": "Answer.", "tools": [msgspec.to_builtins(TOOL.declared())]}
-        answer = http.post("/sessions", json=body).raise_for_status()
         self.history = 0
-        self._path = f"/sessions/{answer.json()['id']}"
+        self._path = f"/sessions/{json.loads(ask(http, 'POST', '/sessions', body))['id']}"
         self._http = http
         self._source = source
         self._call = ""
 
-    def turn(self, words: int) -> None:
-        """Give the result of the last call, or a first message, and read the answer."""
+    def turn(self, words: int, asleep_s: float = 0.0) -> None:
+        """Give the result of the last call, or a first message, and read the answer later."""
         text = self._words(words)
         item: dict[str, Any] = {"type": "user", "content": text}
         if self._call:
@@ -81,18 +82,31 @@ class Agent:
         call = {"name": TOOL.name, "arguments": {"topic": self._words(CALL_WORDS)}}
         debug = {"force": [{"type": "tool_call", **call}]}
         body = {"input": [item], "stream": True, "debug": debug}
-        answer = self._http.post(f"{self._path}/turn", json=body).raise_for_status()
-        data = answer.text.rstrip().rpartition("\ndata: ")[2]
-        turn = json.loads(data)["turn"]
+        answer = ask(self._http, "POST", f"{self._path}/turn", body, asleep_s)
+        turn = json.loads(answer.rpartition(b"\ndata: ")[2])["turn"]
         self.history = turn["context"]["used"]
         self._call = turn["pending_calls"][0]["call_id"]
 
     def end(self) -> None:
         """Delete the session."""
-        self._http.delete(self._path).raise_for_status()
+        ask(self._http, "DELETE", self._path)
 
     def _words(self, count: int) -> str:
         return " ".join(self._source.choices(WORDS, k=count))
+
+
+def ask(
+    http: HTTPConnection, method: str, path: str, body: Any = None, asleep_s: float = 0.0
+) -> bytes:
+    """Return the answer's body, read only after a while: a client that sleeps takes no CPU."""
+    data = b"" if body is None else json.dumps(body).encode()
+    http.request(method, path, data, {"Content-Type": "application/json"})
+    time.sleep(asleep_s)
+    answer = http.getresponse()
+    text = answer.read()
+    if answer.status >= 400:
+        raise SystemExit(f"{method} {path}: {answer.status} {text.decode()}")
+    return text
 
 
 @contextmanager
@@ -113,13 +127,13 @@ def server() -> Iterator[tuple[str, Path]]:
             ready = next(filter(None, map(READY.search, process.stdout)), None)
             if ready is None:
                 raise SystemExit("the server did not start")
-            yield ready[1], Path(place) / "stamps"
+            yield ready[1].removeprefix("http://"), Path(place) / "stamps"
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(20)
 
 
-def play(http: httpx.Client, levels: list[int], rounds: int) -> list[tuple[int, int]]:
+def play(http: HTTPConnection, levels: list[int], rounds: int) -> list[tuple[int, int]]:
     """Run all turns; return (level, history) of each, level 0 where it only grows."""
     turns: list[tuple[int, int]] = []
     for number in range(rounds):
@@ -132,7 +146,7 @@ def play(http: httpx.Client, levels: list[int], rounds: int) -> list[tuple[int, 
                 time.sleep(PAUSE_S)
                 # The first round compiles grammars and fills caches.
                 turns.append((level if number else 0, agent.history))
-                agent.turn(RESULT_WORDS)
+                agent.turn(RESULT_WORDS, ASLEEP_S)
             agent.end()
     return turns
 
@@ -199,7 +213,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help=f"write {RESULT}")
     args = parser.parse_args()
     head = circumstances("overhead")
-    with server() as (url, file), httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+    with server() as (address, file), closing(HTTPConnection(address, timeout=60)) as http:
         turns = play(http, args.levels, args.rounds + 1)
         stamps = [msgspec.json.decode(row, type=Stamps) for row in file.read_bytes().splitlines()]
     pairs = zip(turns, stamps, strict=True)
