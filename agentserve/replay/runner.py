@@ -163,10 +163,11 @@ class Player:
     async def _story(self, session: AsyncSession, tools: StoryTools) -> None:
         feed: list[wire.Item] = []
         for index, turn in enumerate(self._scenario.turns, start=1):
-            if turn.reset:
-                await session.rewrite([])
+            history = turn.history
+            if turn.reset or history:
+                await session.rewrite([_item(said) for said in history])
                 feed = []
-            feed += [_item(said) for said in turn.said]
+            feed += [_item(said) for said in turn.said[len(history) :]]
             if turn.user is not None:
                 self._observer.heard(turn.user)
                 feed.append(wire.UserItem(content=turn.user))

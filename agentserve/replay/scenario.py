@@ -85,6 +85,12 @@ class ScenarioTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return text + [ToolCall(name=call.name, arguments=call.arguments) for call in self.calls]
 
     @property
+    def history(self) -> list[Said]:
+        """What is said up to an assistant message: no news for the model, but its past."""
+        ends = [place for place, one in enumerate(self.said, 1) if one.role == "assistant"]
+        return self.said[: max(ends, default=0)]
+
+    @property
     def summary(self) -> str:
         """The scripted answer in one short line, for people."""
         calls = ", ".join(call.summary for call in self.calls)
@@ -179,6 +185,8 @@ def check(scenario: Scenario) -> None:
         where = f"turn {number}"
         if turn.user is None and not turn.said and (turn.reset or not waiting):
             raise ScenarioError(f"{where}: nothing to answer: no user text and no calls before it")
+        if turn.history and number > 1 and not turn.reset:
+            raise ScenarioError(f"{where}: an assistant message can be said at a beginning only")
         _check_turn(scenario, turn, where)
         waiting = bool(turn.calls) or turn.free
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentserve.replay.scenario import Call, Scenario, ScenarioError, load_scenario
+from agentserve.replay.scenario import Call, Scenario, ScenarioError, digest, load_scenario
 
 HEAD = 'format = 1\nname = "n"\ndescription = "d"\nsystem = "s"\n'
 TOOL = """
@@ -46,6 +46,24 @@ def test_a_story_with_a_scripted_tool_is_read(tmp_path):
         (HEAD + TURN + 'speech = "x"\n', "turn 1: Object contains unknown field `speech`"),
         (HEAD + '[[turns]]\ntext = "x"\n', "turn 1: nothing to answer"),
         (HEAD + TURN + 'text = "x"\n[[turns]]\ntext = "y"\n', "turn 2: nothing to answer"),
+        (HEAD + '[[turns]]\nreset = true\ntext = "x"\n', "turn 1: nothing to answer"),
+        (
+            HEAD + TOOL + TURN + CALL + '[[turns]]\nreset = true\ntext = "y"\n',
+            "turn 2: nothing to answer",
+        ),
+        (
+            HEAD
+            + TOOL
+            + TURN
+            + CALL
+            + '[[turns]]\nsaid = [{ role = "assistant", content = "a" }]\n'
+            'text = "y"\n',
+            "turn 2: an assistant message can be said at a beginning only",
+        ),
+        (
+            HEAD + '[[turns]]\nsaid = [{ role = "tool", content = "a" }]\ntext = "y"\n',
+            "turn 1: said[0].role: Invalid enum value 'tool'",
+        ),
         (HEAD + TURN + CALL, "turn 1: look is not one of the tools"),
         (HEAD + TOOL + TURN + 'calls = [{ name = "look" }]\n', "turn 1: look is not a real tool"),
         (
@@ -87,3 +105,24 @@ def test_parallel_calls_take_as_long_as_the_slowest_unless_the_turn_says_otherwi
 def test_a_call_in_one_line_quotes_its_strings():
     assert Call("search", {"text": "need():", "line": 3}).summary == 'search("need():", 3)'
     assert Call("insert", {"text": "a\n"}).summary == 'insert("a\\n")'
+
+
+def test_messages_of_any_role_may_be_said_and_a_system_prompt_left_out(tmp_path):
+    said = 'said = [{ role = "assistant", content = "hi" }, { role = "user", content = "go" }]\n'
+    head = HEAD.replace('system = "s"\n', "")
+    story = load(tmp_path, head + "[[turns]]\n" + said + 'text = "ok"\n')
+    assert story.system is None
+    assert [one.content for one in story.turns[0].history] == ["hi"]
+
+
+def test_equal_work_has_the_same_digest_whatever_it_is_called(tmp_path):
+    story = load(tmp_path, HEAD + TURN + 'text = "x"\n')
+    renamed = load(tmp_path, HEAD.replace('"n"', '"m"') + TURN + 'text = "x"\n')
+    other = load(tmp_path, HEAD + TURN + 'text = "y"\n')
+    assert digest([story]) == digest([renamed]) != digest([other])
+    assert digest([story]) != digest([story, story])
+
+
+def test_the_size_of_an_answer_is_that_of_its_text_and_of_its_calls_as_json(tmp_path):
+    story = load(tmp_path, HEAD + TOOL + TURN + 'text = "é"\n' + CALL)
+    assert story.turns[0].output_bytes == 2 + len('{"name": "look", "arguments": {"at": "sea"}}')
