@@ -16,7 +16,7 @@ from agentserve.replay.endpoint import Endpoint
 from agentserve.replay.generator import generate, parse_workload
 from agentserve.replay.logged import Limits
 from agentserve.replay.logs import load_log
-from agentserve.replay.report import Report, print_report
+from agentserve.replay.report import Report, Run, print_report
 from agentserve.replay.runner import Observer, ReplayError, ReplaySettings, replay
 from agentserve.replay.scenario import Scenario, load_scenario
 from agentserve.replay.server import own_server
@@ -79,6 +79,9 @@ def run_replay(options: ReplayOptions, console: Console | None = None) -> None:
         scenarios = _scenarios(options, console)
         with _server(options, console) as url:
             report = show(scenarios, url, settings, console)
+        if options.url is None:
+            run = Run("session", "a server of its own", options.model or DEFAULT_MODEL)
+            report = msgspec.structs.replace(report, run=run)
     finish(report, console, options.json_path)
 
 
