@@ -142,8 +142,9 @@ def product_rates(rows: tuple[int, ...] = ROWS) -> list[Product]:
         count = COLD_BYTES // (OUTER * INNER * dtype.itemsize)
         weights = [torch.full((OUTER, INNER), 0.01, dtype=dtype) for _ in range(count)]
         for name, make in PRODUCTS[str(dtype)].items():
+            make_call = make(weights)
             for many in rows:
-                seconds = best_seconds(make(weights, many))
+                seconds = best_seconds(make_call(many))
                 size = OUTER * INNER
                 measured.append(
                     Product(
@@ -156,29 +157,42 @@ def product_rates(rows: tuple[int, ...] = ROWS) -> list[Product]:
     return measured
 
 
-def _torch(weights: "list[torch.Tensor]", rows: int) -> Callable[[], object]:
+MakeCall = Callable[[int], Callable[[], object]]  # for so many rows
+
+
+def _torch(weights: "list[torch.Tensor]") -> MakeCall:
     import torch
 
-    x = torch.ones(rows, INNER, dtype=weights[0].dtype)
-    out = torch.empty(rows, OUTER, dtype=weights[0].dtype)
-    turn = itertools.cycle(weights)
-    return lambda: torch.mm(x, next(turn).T, out=out)
+    turn, dtype = itertools.cycle(weights), weights[0].dtype
+
+    def make(rows: int) -> Callable[[], object]:
+        x, out = torch.ones(rows, INNER, dtype=dtype), torch.empty(rows, OUTER, dtype=dtype)
+        return lambda: torch.mm(x, next(turn).T, out=out)
+
+    return make
 
 
-def _numpy(weights: "list[torch.Tensor]", rows: int) -> Callable[[], object]:
-    x, out = np.ones((rows, INNER), np.float32), np.empty((rows, OUTER), np.float32)
+def _numpy(weights: "list[torch.Tensor]") -> MakeCall:
     turn = itertools.cycle([weight.numpy() for weight in weights])
-    return lambda: np.matmul(x, next(turn).T, out=out)
+
+    def make(rows: int) -> Callable[[], object]:
+        x, out = np.ones((rows, INNER), np.float32), np.empty((rows, OUTER), np.float32)
+        return lambda: np.matmul(x, next(turn).T, out=out)
+
+    return make
 
 
-def _kernels(weights: "list[torch.Tensor]", rows: int) -> Callable[[], object]:
+def _kernels(weights: "list[torch.Tensor]") -> MakeCall:
     import torch
-    from agentserve_kernels.linear import linear
-    from agentserve_kernels.tensors import Workspace
+    from agentserve_kernels.linear import linear, pack
 
-    x, out, workspace = torch.ones(rows, INNER), torch.empty(rows, OUTER), Workspace()
-    turn = itertools.cycle(weights)
-    return lambda: linear(x, next(turn), None, out, workspace)
+    turn = itertools.cycle([pack(weight) for weight in weights])
+
+    def make(rows: int) -> Callable[[], object]:
+        x, out = torch.ones(rows, INNER), torch.empty(rows, OUTER)
+        return lambda: linear(x, next(turn), None, out)
+
+    return make
 
 
 PRODUCTS = {

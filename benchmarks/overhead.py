@@ -1,19 +1,19 @@
 """What the server adds to a turn, by the tokens of history: p50, and the slope over the history.
 
-The whole of `agentserve serve` with SmolLM2's tokenizer and template, on a runner whose steps cost
-nothing. Agents grow by turns of 180 tokens to each length and are then measured over a few equal
-turns, a tool's result of 24 words in and a call out. The overhead of a turn is
+The whole of `agentserve serve` with SmolLM2's tokenizer and template, on a runner whose steps are
+2 ms of sleep. Agents grow by turns of 180 tokens to each length and are then measured over a few
+equal turns, a tool's result of 24 words in and a call out. The overhead of a turn is
 
-    last byte of the request received -> first event sent
-    + last token computed -> last byte sent
+    last byte of the request received -> first step launched      submitting
+    + first step ended -> first event sent                        answering
+    + last step ended -> last byte sent                           ending
 
-by the server's own clock, so that neither the client nor the tokens between are in it; the client
-sleeps until the turn is over, so that it takes no CPU either. What is in it: HTTP, JSON, template,
-tokenizing, both ways through the socket between server and engine, the engine's planning, grammar
-and KV bookkeeping, parsing the call, the commit. Nothing is subtracted: the runner's own step takes
-some microseconds.
+by the clock of the machine that all processes share. Left out are the steps, what happens between
+the first token and the last, and the client, which sleeps until the turn is over and takes no CPU.
+What is in it: HTTP, JSON, template, tokenizing, both ways through the socket between server and
+engine, the engine's planning, grammar and KV bookkeeping, parsing the call, the commit.
 
-    PYTHONPATH=benchmarks python benchmarks/overhead.py [--rounds 8] [--json]
+    PYTHONPATH=benchmarks python benchmarks/overhead.py [--rounds 5] [--json]
 """
 
 import argparse
@@ -45,7 +45,7 @@ LEVELS = (100, 1_000, 3_000, 10_000, 30_000)  # tokens of history
 MEASURED = 5  # turns of each agent
 GROWTH, RESULT_WORDS, CALL_WORDS = 150, 24, 8
 PAUSE_S = 0.02  # a tool, and what the server does when nobody waits
-ASLEEP_S = 0.08  # longer than a turn
+ASLEEP_S = 0.15  # longer than a turn
 GOAL_MS = 3.0
 
 
@@ -55,9 +55,9 @@ class Sample(msgspec.Struct, frozen=True):
     level: int
     history: int  # tokens of the log before the turn
     overhead: float  # submitting + answering + ending
-    submitting: float  # request received -> step launched
-    answering: float  # step launched -> first event sent
-    ending: float  # last token -> last byte sent
+    submitting: float  # request received -> first step launched
+    answering: float  # first step ended -> first event sent
+    ending: float  # last step ended -> last byte sent
     reading: float  # the application called -> request received; not in the overhead
     streaming: float  # first token -> last token; not in the overhead
 
@@ -156,7 +156,7 @@ def sample_of(level: int, history: int, stamps: Stamps) -> Sample:
     steps = stamps.steps
     parts = {
         "submitting": steps.first_launch - stamps.received,
-        "answering": stamps.first_event - steps.first_launch,
+        "answering": stamps.first_event - steps.first_collected,
         "ending": stamps.last_byte - steps.last_collected,
         "reading": stamps.received - stamps.called,
         "streaming": steps.last_collected - steps.first_collected,
@@ -208,7 +208,7 @@ def lines_of(summary: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=8, help="after one that only warms")
+    parser.add_argument("--rounds", type=int, default=5, help="after one that only warms")
     parser.add_argument("--levels", type=int, nargs="+", default=list(LEVELS))
     parser.add_argument("--json", action="store_true", help=f"write {RESULT}")
     args = parser.parse_args()

@@ -1,4 +1,7 @@
-"""A runner whose steps cost nothing and whose last step times can be read by another process."""
+"""A runner whose steps take a set time, and whose step times another process can read.
+
+It sleeps through a step, as one that waits for a device does: the interpreter lock is free then.
+"""
 
 import mmap
 import struct
@@ -23,6 +26,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int = 49_152
     max_context: int = 40_960
     num_blocks: int = 8_192
+    step_s: float = 0.002  # of a step with rows
 
 
 class StepTimes(msgspec.Struct, frozen=True):
@@ -76,6 +80,7 @@ class ConstantRunner:
             host_blocks=settings.num_blocks,
         )
         self._clock = SharedClock(Path(settings.clock))
+        self._step_s = settings.step_s
         self._launched = 0.0
 
     def launch(self, plan: StepPlan) -> StepPlan:
@@ -89,6 +94,7 @@ class ConstantRunner:
     def collect(self, handle: StepPlan) -> StepResult:
         """Return the same token for every row that samples."""
         if handle.rows:
+            time.sleep(self._step_s)
             self._clock.step(self._launched, time.perf_counter())
         return StepResult(
             step=handle.step,
