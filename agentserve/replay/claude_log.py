@@ -16,6 +16,7 @@ from agentserve.replay.openai_log import Line, OpenedSession, as_object, content
 SYNTHETIC = "<synthetic>"  # the model of answers that the program made up
 ABANDONED = "messages on branches that the user went back from, left out"
 SUB_AGENTS = "sessions of sub-agents, played from the start beside the others"
+KEPT = "messages kept over a compaction, left out of the history after it"
 MADE_UP = "answers that no model gave (errors, interruptions), left out"
 
 
@@ -25,7 +26,7 @@ class Entry(msgspec.Struct):
     number: int
     uuid: str
     parent: str | None
-    branch: str  # "": the main conversation, else a sub-agent
+    sidechain: bool  # of a sub-agent
     raw: dict[str, Any]
     message: dict[str, Any] | None  # None: the line is no message
 
@@ -38,6 +39,14 @@ class Entry(msgspec.Struct):
     def role(self) -> str:
         """user, assistant, or "" for other lines."""
         return str(self.raw["type"]) if self.message is not None else ""
+
+    @property
+    def kept(self) -> set[str]:
+        """The messages that stay in the prompt, where the line is a compaction that keeps some."""
+        found: Any = self.raw
+        for name in ("compactMetadata", "preservedMessages", "uuids"):
+            found = found.get(name) if isinstance(found, dict) else None
+        return {str(uuid) for uuid in found} if isinstance(found, list) else set()
 
     def blocks(self, kind: str) -> list[dict[str, Any]]:
         """Return the blocks of the content that are of this kind."""
@@ -62,29 +71,50 @@ def read_tree(lines: list[Line]) -> tuple[list[OpenedSession], Counter[str]]:
     BadLine.
     """
     notes: Counter[str] = Counter()
-    conversations: dict[str, list[Entry]] = {}
-    entries: dict[str, Entry] = {}
-    roots: dict[str, str] = {}
-    newest: dict[str, str] = {}  # of each branch
+    tree = _Tree()
     for number, value in lines:
         entry = _entry(number, value)
-        if entry is None or entry.uuid in entries:
-            continue
-        parent = entries.get(entry.parent) if entry.parent is not None else None
-        if parent is None and entry.parent is not None and entry.branch in newest:
-            parent = entries[newest[entry.branch]]  # its line is missing: take the one before
-        if parent is not None and parent.branch != entry.branch:
-            parent = None
-        entry.parent = parent.uuid if parent is not None else None
-        entries[entry.uuid] = entry
-        newest[entry.branch] = entry.uuid
-        roots[entry.uuid] = roots[parent.uuid] if parent is not None else entry.uuid
-        conversations.setdefault(roots[entry.uuid], []).append(entry)
-    sessions = [_session(part, entries, notes) for part in conversations.values()]
-    notes[SUB_AGENTS] += sum(bool(part[0].branch) for part in conversations.values())
+        if entry is not None and entry.uuid not in tree.entries:
+            tree.add(entry)
+    conversations = list(tree.conversations.values())
+    sessions = [_session(part, tree.entries, notes) for part in conversations]
+    notes[SUB_AGENTS] += sum(part[0].sidechain for part in conversations)
+    notes[KEPT] += len(tree.kept)
     if notes[SUB_AGENTS] == len(sessions):
         del notes[SUB_AGENTS]  # a log of one sub-agent alone
     return sessions, notes
+
+
+class _Tree:
+    """Finds each line's parent and conversation."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.conversations: dict[str, list[Entry]] = {}  # by the uuid of the root
+        self.kept: set[str] = set()  # messages that a compaction left in the prompt
+        self._roots: dict[str, str] = {}
+        self._newest: dict[bool, Entry] = {}  # of the main conversations and of sub-agents
+
+    def add(self, entry: Entry) -> None:
+        """Take the next line; its parent becomes the one that it follows here."""
+        parent = self._parent(entry)
+        entry.parent = parent.uuid if parent is not None else None
+        self.entries[entry.uuid] = entry
+        self._newest[entry.sidechain] = entry
+        root = self._roots[parent.uuid] if parent is not None else entry.uuid
+        self._roots[entry.uuid] = root
+        self.conversations.setdefault(root, []).append(entry)
+        self.kept |= entry.kept
+
+    def _parent(self, entry: Entry) -> Entry | None:
+        before = self._newest.get(entry.sidechain)
+        if entry.parent is None:
+            begins = entry.sidechain or (entry.role == "user" and not entry.blocks("tool_result"))
+            return None if begins else before
+        if entry.parent in self.kept or entry.parent not in self.entries:
+            return before  # the line is missing, or is now behind a compaction
+        parent = self.entries[entry.parent]
+        return parent if parent.sidechain == entry.sidechain else None
 
 
 def _entry(number: int, value: Any) -> Entry | None:
@@ -97,13 +127,12 @@ def _entry(number: int, value: Any) -> Entry | None:
     if not is_message and not value.get("uuid"):
         return None
     parent = value.get("parentUuid") or value.get("logicalParentUuid")
-    sub_agent = str(value.get("agentId") or "sidechain") if value.get("isSidechain") else ""
     return Entry(
         number=number,
         uuid=str(value.get("uuid") or f"line {number}"),
         # A log without a tree is a list.
         parent=str(parent) if parent else (None if value.get("uuid") else "the line before"),
-        branch=sub_agent,
+        sidechain=bool(value.get("isSidechain")),
         raw=value,
         message=value["message"] if is_message else None,
     )

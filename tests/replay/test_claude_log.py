@@ -123,6 +123,32 @@ def test_after_a_compaction_the_story_starts_from_the_summary(log, tmp_path):
     assert [said.content for said in after.said] == ["Summary: it went well.", "go on"]
 
 
+def test_a_compaction_that_keeps_messages_is_one_although_the_tree_goes_past_it(log, tmp_path):
+    log.say("go")
+    log.answer("m1", text("one"))
+    log.say("and?")
+    kept = log.answer("m2", text("two"))
+    preserved = {"preservedMessages": {"anchorUuid": "u5", "uuids": [kept]}}
+    log.add("system", subtype="compact_boundary", parentUuid=None, compactMetadata=preserved)
+    log.say("Summary.", isCompactSummary=True)
+    log.say("more", parentUuid=kept)
+    log.answer("m3", text("three"))
+    read = log.read(tmp_path)
+    *before, after = read.scenarios[0].turns
+    assert [turn.text for turn in before] == ["one", "two"]
+    assert after.reset is True
+    assert [said.content for said in after.said] == ["Summary.", "more"]
+    assert "messages kept over a compaction, left out of the history after it: 1" in read.notes
+
+
+def test_lines_without_a_parent_that_begin_nothing_follow_the_line_before(log, tmp_path):
+    log.say("go")
+    log.answer("m1", use("t1", command="a"), parentUuid=None)
+    log.result("t1", parentUuid=None)
+    log.answer("m2", text("ok"), parentUuid=None)
+    assert [turn.text for turn in log.story(tmp_path).turns] == ["", "ok"]
+
+
 def test_sub_agents_are_sessions_of_their_own(log, tmp_path):
     log.say("go")
     parent = log.answer("m1", use("t1", "Task", prompt="look"))
@@ -140,7 +166,7 @@ def test_a_sub_agent_that_hangs_from_its_parent_is_told_apart_too(log, tmp_path)
     log.say("go")
     parent = log.answer("m1", use("t1", "Task", prompt="look"))
     log.say("look", isSidechain=True, agentId="a1")
-    log.answer("m2", text("I saw."), isSidechain=True, agentId="a1")
+    log.answer("m2", text("I saw."), isSidechain=True)
     log.result("t1", "I saw.", parentUuid=parent)
     assert [len(one.turns) for one in log.read(tmp_path).scenarios] == [1, 1]
 
