@@ -8,6 +8,7 @@ Writes what was visited to benchmarks/results/progress.json. A failure raises an
 import argparse
 import json
 import time
+from itertools import product
 from pathlib import Path
 
 from circumstances import circumstances
@@ -24,10 +25,12 @@ def main() -> None:
     options = parser.parse_args()
     head = circumstances("progress")
     started, worlds = time.monotonic(), []
-    for host in HOSTS:
-        counts = explore(host, options.depth)
-        worlds.append({"device_blocks": 4, "host_blocks": host, "sessions": 2, **counts})
-        print(f"host {host}: {counts['states']} states, {counts['moves']} moves", flush=True)
+    for host, ahead in product(HOSTS, (0, 1)):
+        counts = explore(host, options.depth, ahead)
+        world = {"device_blocks": 4, "host_blocks": host, "sessions": 2, "runner_depth": ahead}
+        worlds.append(world | counts)
+        states, moves = counts["states"], counts["moves"]
+        print(f"host {host}, runner of depth {ahead}: {states} states, {moves} moves", flush=True)
     turns = 0
     for seed in range(options.overloads):
         turns += overload(seed)

@@ -56,7 +56,7 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """End the turn after the step in flight; unknown turns are ignored."""
+    """End the turn with the tokens that it has given; unknown turns are ignored."""
 
     turn: int
 
@@ -212,6 +212,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     decode_tokens: int
     preemptions: int
     evictions: int  # device blocks given to somebody else
+    discarded_tokens: int = 0  # computed for turns that had ended by then (a step late)
     loading: int = 0  # admitted turns that wait for copies
     overdue: int = 0  # turns that have waited for admission for too long and go first
     host_total: int = 0

@@ -8,12 +8,13 @@ position) pairs read. A stale, foreign, missing or misplaced block changes it at
 
 import hashlib
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from agentserve.engine.plan import (
+    SAMPLED,
     Copy,
     KvGroup,
     Row,
@@ -42,6 +43,7 @@ class OracleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_blocks: int = 0
     max_context: int = 2048
     max_slots: int = 64
+    depth: int = 0
     stop_id: int = 0
     stop_one_in: int = 0
 
@@ -65,15 +67,20 @@ class _Slot:
 
 @dataclass(slots=True)
 class OracleStep:
-    """A launched plan: per row the hashed token, then the sampled ones."""
+    """A launched plan: per row the hashed token, then the sampled ones; `finite` [] is all."""
 
     plan: StepPlan
     draws: list[int | None]
     tokens: list[list[int]]
+    finite: list[bool] = field(default_factory=list)
 
 
 class OracleRunner:
-    """A Runner on the CPU without a model; see the module's docstring."""
+    """A Runner on the CPU without a model; see the module's docstring. Takes OracleSettings.
+
+    It computes when it is told to, at any depth. A token that the host does not know is taken only
+    if the row in front of it was sampled in the step before; else ValueError is raised.
+    """
 
     def __init__(
         self,
@@ -83,9 +90,9 @@ class OracleRunner:
         max_context: int = 2048,
         max_slots: int = 64,
         host_blocks: int = 0,
-        **stop: int,
+        **more: int,
     ) -> None:
-        self._stop = OracleSettings(**stop)
+        self._more = OracleSettings(**more)
         self.info = RunnerInfo(
             model="oracle",
             identity=f"oracle-{vocab_size}-{block_size}",
@@ -97,6 +104,7 @@ class OracleRunner:
             groups=[KvGroup("full", 1, block_size * _CELL)],
             dtype="tokens",
             host_blocks=host_blocks,
+            depth=self._more.depth,
         )
         self._block_bytes = block_size * _CELL
         empty = array("i", [-1]).tobytes()
@@ -108,6 +116,7 @@ class OracleRunner:
         self._moved = {"save": 0, "load": 0}  # blocks
         self._writers = [[[0] * block_size for _ in range(num_blocks)] for _ in self.info.groups]
         self._slots: dict[int, _Slot] = {}
+        self._sampled: dict[int, tuple[int, int]] = {}  # slot -> step, what it sampled
 
     def launch(self, plan: StepPlan) -> OracleStep:
         """Apply the plan to the simulated memory and read every row's cells back."""
@@ -129,18 +138,22 @@ class OracleRunner:
         tokens = unpack(plan.tokens)
         offset = 0
         for row in plan.rows:
-            self.write(row.slot, row.start, tokens[offset : offset + row.count])
+            given = self.inputs(plan, row, tokens[offset : offset + row.count])
+            self.write(row.slot, row.start, given)
             offset += row.count
         draws = [self._read(row) if row.sample else None for row in plan.rows]
         return OracleStep(plan, draws, [])
 
     def sample(self, handle: OracleStep, masks: dict[int, Any]) -> None:
         """Take the hashed token, or the first allowed one after it, cyclically."""
-        for number, token in enumerate(handle.draws):
+        rows = handle.plan.rows
+        for number, (row, token) in enumerate(zip(rows, handle.draws, strict=True)):
             if token is None:
                 handle.tokens.append([])
                 continue
-            handle.tokens.append([_allowed(token, masks.get(number), self.info.vocab_size)])
+            token = _allowed(token, masks.get(number), self.info.vocab_size)
+            self._sampled[row.slot] = (handle.plan.step, token)
+            handle.tokens.append([token])
 
     def collect(self, handle: OracleStep) -> StepResult:
         """Return the result; every value is finite and every copy is done."""
@@ -152,13 +165,22 @@ class OracleRunner:
         return StepResult(
             step=handle.plan.step,
             tokens=handle.tokens,
-            finite=[True] * len(handle.plan.rows),
+            finite=handle.finite or [True] * len(handle.plan.rows),
             tickets=[c.ticket for c in handle.plan.copies if c.kind == "device"] + tickets,
             traffic=Traffic(
                 saved_bytes=self._moved["save"] * block_bytes,
                 loaded_bytes=self._moved["load"] * block_bytes,
             ),
         )
+
+    def inputs(self, plan: StepPlan, row: Row, tokens: "array[int]") -> "array[int]":
+        """Return the input tokens of a row: `tokens`, or what its slot sampled a step before."""
+        if SAMPLED not in tokens:
+            return tokens
+        step, token = self._sampled.get(row.slot, (-1, 0))
+        if not self.info.depth or row.count != 1 or step != plan.step - 1:
+            raise ValueError(f"no token was sampled before {row} of step {plan.step}")
+        return array("i", [token])
 
     def land(self, copies: list[Copy]) -> list[int]:
         """Do some of the flying copies, in the given order, and return their tickets."""
@@ -215,7 +237,7 @@ class OracleRunner:
         table = self._slots[row.slot].table[0]
         used = table[: -(-length // self.info.block_size)]
         cells = b"".join([self._memory[0][block] for block in used])[: length * _CELL]
-        return _choose(cells, self.info.vocab_size, self._stop.stop_id, self._stop.stop_one_in)
+        return _choose(cells, self.info.vocab_size, self._more.stop_id, self._more.stop_one_in)
 
 
 def build_oracle(options: dict[str, Any]) -> tuple[Runner, GrammarFactory | None]:

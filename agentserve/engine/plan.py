@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+SAMPLED = -1  # in StepPlan.tokens: what the slot's row of the step before has sampled
+
 
 def pack(tokens: SequenceOf[int]) -> bytes:
     """Return `tokens` as little-endian int32 bytes."""
@@ -85,8 +87,9 @@ class Copy(msgspec.Struct, frozen=True):
 
     "device": device to device, before this step's rows, in list order; done when the step is.
     "save": device to host, "load": host to device. These run beside steps, at any later time and in
-    any order; `ticket` comes back in the result of this or of a later step. What a save reads and
-    what a load writes is not touched by any row until then.
+    any order, but after all rows of earlier plans; `ticket` comes back in the result of a step that
+    is collected later. What a save reads and what a load writes is not touched by any row of this
+    or of a later plan until then.
     """
 
     ticket: int
@@ -107,7 +110,13 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One forward pass. Order for the runner: dropped, added, appended, copies, rows."""
+    """One forward pass. Order for the runner: dropped, added, appended, copies, rows.
+
+    `tokens` are the input tokens of all rows, one after the other, packed. At depth 1 the token of
+    a single-token row can be SAMPLED: it is what the row of the same slot in the step before, which
+    is in flight, has sampled. The host does not know it; the runner keeps it on the device. If that
+    row was not finite, or if its turn has ended, any id of the vocabulary will do.
+    """
 
     step: int
     dropped: list[SlotDrop]
@@ -115,7 +124,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     appended: list[TableAppend]
     copies: list[Copy]
     rows: list[Row]
-    tokens: bytes  # the input tokens of all rows, concatenated, packed
+    tokens: bytes
     wait: bool = False  # nothing to compute: `collect` waits a moment for a copy to end
     overdue: list[int] = []  # tickets to report again if their copies have ended
 
@@ -162,19 +171,35 @@ class RunnerInfo(msgspec.Struct, frozen=True):
     device: str = "cpu"
     weight_bytes: int = 0
     host_blocks: int = 0  # blocks of the host tier per group; 0: there is none
+    depth: int = 0  # 0 | 1: steps in flight when the next one is launched, see Runner
 
 
 class Runner(Protocol):
-    """Executes plans, in order. A handle is opaque and belongs to one plan."""
+    """Executes plans, in order. A handle is opaque and belongs to one plan.
+
+    At depth 0 the calls are launch(1), sample(1), collect(1), launch(2), ... At depth 1, where
+    `launch` and `sample` only queue work on a device:
+
+        launch(1) sample(1) | launch(2) collect(1) sample(2) | launch(3) collect(2) sample(3) | ...
+
+    - Work runs in the order of the calls, as on one stream; only saves and loads run beside it.
+    - What `launch` is told of slots and tables holds for its own and later steps. What an earlier
+      step in flight uses must not change under it: neither its tables nor its staging buffers.
+    - `collect` waits for its own step, not for one launched since; by then a slot of its rows may
+      have been dropped or have got another sequence.
+    - A row is computed as planned even if its turn has ended since: its result is ignored. It
+      writes KV, before any work that is launched later, where nobody reads it.
+    - Saves and loads may be reported by any `collect` after their launch.
+    """
 
     info: RunnerInfo
 
     def launch(self, plan: StepPlan) -> Any:
-        """Start the forward pass and return a handle."""
+        """Start the forward pass and return a handle; at depth 1 without waiting for it."""
         ...
 
     def sample(self, handle: Any, masks: dict[int, Any]) -> None:
-        """Sample the rows that ask for it.
+        """Sample the rows that ask for it; at depth 1 without waiting for that.
 
         `masks` maps a row index to a packed bitmask: little-endian int32 words, bit i of word w
         allows token 32*w + i (xgrammar's layout), as a bytes-like object.
@@ -182,5 +207,5 @@ class Runner(Protocol):
         ...
 
     def collect(self, handle: Any) -> StepResult:
-        """Wait for the step and return its result."""
+        """Wait for the step to end and return its result."""
         ...

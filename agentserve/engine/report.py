@@ -18,6 +18,7 @@ class Counters:
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    discarded_tokens: int = 0
     lost: Counter[str] = field(default_factory=Counter)  # tokens computed again, by reason
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -36,6 +37,7 @@ def stats_of(scheduler: Scheduler, kv: KvCache, counters: Counters) -> Stats:
         tokens_in_kv=pool.tokens,
         prefill_tokens=counters.prefill_tokens,
         decode_tokens=counters.decode_tokens,
+        discarded_tokens=counters.discarded_tokens,
         preemptions=scheduler.preemptions,
         evictions=sum(pool.evictions for pool in kv.pools),
         loading=sum(turn.restoring for turn in scheduler.running),

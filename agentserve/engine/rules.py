@@ -85,6 +85,11 @@ class SubmitRules:
         """Whether a sequence of so many tokens fits the empty device tier."""
         return self._kv.blocks_for(tokens) <= self._kv.num_blocks
 
+    def limit(self, command: Submit, prompt: int) -> int:
+        """Return the length of the log at which a turn over `prompt` tokens ends."""
+        capacity = self._kv.num_blocks * self._kv.block_size
+        return min(prompt + command.max_tokens, self._info.max_context, capacity + 1)
+
     def matcher(self, spec: str | None) -> Matcher | None:
         """Return the matcher of a grammar, None without one."""
         if spec is None:

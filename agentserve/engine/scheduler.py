@@ -5,6 +5,10 @@ fair queue. A turn whose KV comes from the host is admitted, and has rows once t
 arrived; the others run meanwhile. Nothing that waits holds blocks, and the oldest running turn is
 never preempted: it can take all others' blocks, so a turn that fits the empty pool always gets to
 run (INV-06). Background turns run in steps that nobody else wants, in blocks that are free.
+
+A step may be planned while the one before is in flight. Its rows then go on from what that one
+computes and samples, and nobody with a row in flight leaves the batch for another's sake: what the
+step in flight gives may end turns, so it is taken first.
 """
 
 from array import array
@@ -62,6 +66,7 @@ class Scheduler:
         self._admitted: list[Turn] = []
         self._refused: tuple[Turn, int] | None = None  # the queue head, and room when it was tried
         self._starved = False  # a running turn found no room in this step
+        self._in_flight = False  # a step is launched and not committed
         self.exhausted: list[Turn] = []  # background turns that found no free block
 
     @property
@@ -83,18 +88,23 @@ class Scheduler:
             self.waiting.remove(turn)
         turn.sequence.chain.idle.queued = 0
 
-    def plan(self) -> Batch | None:
-        """Return the next step, or None without anything to compute, to copy or to wait for."""
-        self._counts, self._admitted = {}, []
-        self._starved = False
+    def plan(self, *, in_flight: bool = False) -> Batch | None:
+        """Return the next step, or None without anything to compute, to copy or to wait for.
+
+        With the step before `in_flight`, None also says that its result has to be taken first.
+        """
+        self._counts, self._admitted, self.exhausted = {}, [], []
+        self._starved, self._in_flight = False, in_flight
         self._join()
-        self._pause_background()
-        budget = self._run(self._budget)
+        budget = self._run(self._ready(), self._budget)
+        if self._starved and in_flight:
+            return None
         if not self._starved:
             self._admit_waiting(budget)
             self._kv.residency.pump()
         copies = self._kv.copies.take(self._clock.monotonic())
-        if not self._counts and not copies and not self._kv.copies:
+        waits = self._kv.copies and not in_flight
+        if not (self._counts or copies or self._admitted or waits):
             return None
         return self._build(
             [
@@ -103,9 +113,8 @@ class Scheduler:
             ]
         )
 
-    def _run(self, budget: int) -> int:
+    def _run(self, ready: list[Turn], budget: int) -> int:
         """Give rows to running turns, decodes first; return what is left of the budget."""
-        ready = [turn for turn in self.running if not turn.restoring]
         for turn in ready:
             if turn.running and turn.pending == 1:
                 budget -= self._schedule(turn, 1)
@@ -142,12 +151,14 @@ class Scheduler:
                 turn.restore_s += now - turn.admitted_at
                 self.stall_s += now - turn.admitted_at
 
-    def _pause_background(self) -> None:
-        """Take background turns out of the batch when others want to run."""
+    def _ready(self) -> list[Turn]:
+        """Return the turns that may have rows; background turns go when others want to run."""
         wanted = any(not t.command.background for t in (*self.running, *self.waiting))
         if wanted:
-            for turn in [turn for turn in self.running if turn.command.background]:
+            for turn in [t for t in self.running if t.command.background and not t.flying]:
                 self._put_back(turn)
+        paused = [wanted and turn.command.background for turn in self.running]
+        return [t for t, p in zip(self.running, paused, strict=True) if not (p or t.restoring)]
 
     def _is_resident(self, turn: Turn) -> bool:
         return self._kv.is_on_device(turn.sequence.chain)
@@ -174,12 +185,14 @@ class Scheduler:
     def _schedule(self, turn: Turn, count: int, *, preempt: bool = True) -> int:
         """Give `turn` a row of `count` tokens; return the tokens taken from the budget."""
         chain = turn.sequence.chain
-        length = chain.length + count
+        length = turn.computed + count
         if turn.command.background and not self._kv.has_free(chain, length):
-            self.exhausted.append(turn)
+            if not turn.flying:
+                self.exhausted.append(turn)
             return 0
         while self._kv.reserve(chain, length) is not None:
-            if self._kv.copies:  # what copies lock is free when they have ended
+            # What copies lock is free when they have ended; the step in flight may end turns.
+            if self._kv.copies or (preempt and self._in_flight):
                 self._starved = True
                 return 0
             if not (preempt and self._make_room(turn)):
@@ -197,11 +210,19 @@ class Scheduler:
         return youngest is not turn
 
     def _put_back(self, turn: Turn) -> None:
+        require(not turn.flying, "INV-04: a turn loses its blocks while a row of it is in flight")
         self._leave(turn)
         self.waiting.put_back(turn)
         turn.sequence.chain.idle.queued = turn.arrival
 
     def _leave(self, turn: Turn, *, discard: bool = False) -> None:
+        """Take a turn out of the batch and give its blocks back, also under a row in flight.
+
+        Such a row writes behind the committed tokens only: in the private tail or in blocks that
+        nobody names from now on. Whoever gets these gets them from a later plan: its rows and
+        copies on the device run after that row, in the order of plans, and copies between tiers
+        wait for all compute work launched before them (`copier`, rule 1).
+        """
         chain = turn.sequence.chain
         if discard:
             self._kv.discard(chain)
@@ -214,6 +235,7 @@ class Scheduler:
         self._free_slots.append(turn.slot)
         self._appended = [append for append in self._appended if append.slot != turn.slot]
         turn.slot = -1
+        turn.flying = turn.coming = 0
         turn.restoring = False
         self.running.remove(turn)
         self._counts.pop(turn, None)
@@ -226,7 +248,7 @@ class Scheduler:
         headroom = len(self.running)
         cached = self._kv.acquire(chain, turn.sequence.log, headroom, evict=not background)
         if isinstance(cached, NoRoom):
-            self._refused = (turn, self._kv.releases)
+            self._refused = None if background else (turn, self._kv.releases)
             if background:
                 self.exhausted.append(turn)
             return False
@@ -270,10 +292,16 @@ class Scheduler:
         rows: list[Row] = []
         tokens = array("i")
         for turn, count in self._counts.items():
-            log, start = turn.sequence.log, turn.sequence.chain.length
-            last = start + count == len(log)
-            rows.append(Row(turn.slot, start, count, last and turn.command.max_tokens > 0))
-            tokens.extend(log[start : start + count])
+            log, start = turn.sequence.log, turn.computed
+            last = count == turn.pending
+            row = Row(turn.slot, start, count, last and turn.command.max_tokens > 0)
+            rows.append(row)
+            if start < len(log):
+                tokens.extend(log[start : start + count])
+            else:
+                tokens.append(turn.next_forced)
+            turn.flying += count
+            turn.coming += row.sample
         plan = StepPlan(
             step=self._step,
             dropped=self._dropped,
@@ -282,7 +310,7 @@ class Scheduler:
             copies=copies,
             rows=rows,
             tokens=tokens.tobytes(),
-            wait=not rows,
+            wait=not rows and not self._in_flight,
             overdue=self._kv.copies.overdue(self._clock.monotonic()),
         )
         self._dropped, self._added, self._appended = [], [], []

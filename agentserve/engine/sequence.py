@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from agentserve.engine.messages import Submit
+from agentserve.engine.plan import SAMPLED
 from agentserve.kv.chains import Chain
 
 
@@ -49,6 +50,7 @@ class Turn:
     prompt_length: int  # tokens of the log before this turn's output
     forced: "array[int]"
     stop_ids: frozenset[int]
+    limit: int  # length of the log at which it ends
     matcher: Matcher | None = None
     slot: int = -1  # in the batch; -1 when not running
     slot_generation: int = 0
@@ -66,6 +68,8 @@ class Turn:
     restoring: bool = False  # admitted, and its blocks are still on their way from the host
     restore_s: float = 0.0
     fault: str = ""
+    flying: int = 0  # tokens that rows of it in flight compute
+    coming: int = 0  # tokens that those rows sample
 
     @property
     def id(self) -> int:
@@ -78,6 +82,22 @@ class Turn:
         return self.slot >= 0
 
     @property
+    def computed(self) -> int:
+        """Tokens that have KV once the rows in flight have: where the next row starts."""
+        return self.sequence.chain.length + self.flying
+
+    @property
     def pending(self) -> int:
-        """Tokens of the log that have no KV yet: 1 while decoding, more in prefill."""
-        return len(self.sequence.log) - self.sequence.chain.length
+        """Tokens that a row can compute now: 1 while decoding, more in prefill.
+
+        What rows in flight sample counts as logged, unless it is known to end the turn.
+        """
+        length = len(self.sequence.log) + self.coming
+        if self.coming and (length >= self.limit or self.next_forced in self.stop_ids):
+            return 0
+        return length - self.computed
+
+    @property
+    def next_forced(self) -> int:
+        """The token that comes next whatever is sampled; SAMPLED if there is none."""
+        return self.forced[self.generated] if self.generated < len(self.forced) else SAMPLED

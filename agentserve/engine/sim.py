@@ -2,9 +2,10 @@
 
 Each seed makes a small world (tiers, policy, context, budget), then random sessions that share
 prompts, cut, fork, cancel and close at any step, wait, are announced and come back, with bad
-commands and failing rows among them. Copies between the tiers end late and out of order, their
-completions get lost or come twice, and host copies vanish. The referee judges every event, and
-invariants are checked after each step. A failing seed is printed with the command that replays it.
+commands and failing rows among them. The runners of odd seeds have depth 1. Copies between the
+tiers end late and out of order, their completions get lost or come twice, and host copies vanish.
+The referee judges every event, and invariants are checked after each step. A failing seed is
+printed with the command that replays it.
 """
 
 import argparse
@@ -43,7 +44,7 @@ class Simulation:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.world = World.draw(self.rng)
+        self.world = World.draw(self.rng, depth=seed % 2)
         self.runner = self.make_runner(random.Random(self.rng.random()))
         self.clock = VirtualClock()
         settings = EngineSettings(
@@ -105,6 +106,7 @@ class Simulation:
                 "preemptions": stats.preemptions,
                 "host evictions": stats.host_evictions,
                 "stale completions": stats.stale_completions,
+                "discarded tokens": stats.discarded_tokens,
             }
         )
         self.referee.counts.update(

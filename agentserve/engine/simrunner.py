@@ -30,8 +30,6 @@ class SimStep(OracleStep):
     """A step in flight: its event, and what it will give."""
 
     event: Event = field(default_factory=Event)
-    finite: list[bool] = field(default_factory=list)
-    masks: dict[int, Any] = field(default_factory=dict)
 
 
 class SimRunner(OracleRunner):
@@ -69,14 +67,16 @@ class SimRunner(OracleRunner):
         for number, row in enumerate(plan.rows):
             self._queue_row(step, number, tokens[offset : offset + row.count])
             offset += row.count
-        step.event = self.device.record("compute")
         self._pass_time()
         return step
 
     def sample(self, handle: OracleStep, masks: dict[int, Any]) -> None:
-        """Note the masks; the tokens are drawn when the rows have run."""
-        if isinstance(handle, SimStep):
-            handle.masks = masks
+        """Queue the sampling behind the rows."""
+        if not isinstance(handle, SimStep):
+            raise TypeError("this is not a step of a SimRunner")
+        name, draw = f"sampling of step {handle.plan.step}", super().sample
+        self.device.queue("compute", name, (), (), lambda: draw(handle, masks))
+        handle.event = self.device.record("compute")
 
     def collect(self, handle: OracleStep) -> StepResult:
         """Wait for the step; return its tokens and what is told of copies that have ended."""
@@ -84,7 +84,6 @@ class SimRunner(OracleRunner):
             raise TypeError("this is not a step of a SimRunner")
         plan = handle.plan
         self.device.finish(handle.event)
-        super().sample(handle, handle.masks)
         if plan.wait:
             self._copier.wait(1.0)
         self._pass_time()
@@ -110,8 +109,9 @@ class SimRunner(OracleRunner):
         step.finite.append(not fails)
 
         def compute() -> None:
+            given = self.inputs(step.plan, row, tokens)
             for group, table in enumerate(tables):
-                self._put_cells(group, table, row.start, tokens)
+                self._put_cells(group, table, row.start, given)
             if row.sample:
                 read = [self._held_tokens(group, table, row) for group, table in enumerate(tables)]
                 step.draws[number] = oracle_next(read[0], self.info.vocab_size)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import msgspec
 
 from agentserve.engine.oracle import OracleRunner, OracleStep
-from agentserve.engine.plan import StepResult
+from agentserve.engine.plan import StepPlan, StepResult
 from agentserve.engine.sequence import Matcher
 from agentserve.kv.policy import POLICIES
 
@@ -30,6 +30,7 @@ class World(msgspec.Struct, frozen=True):
     copy_rate: float  # chance that a copy in flight ends with a step
     trouble_rate: float  # chance that its completion is lost, or comes twice
     tick: float  # seconds that pass between two steps, at most
+    depth: int  # of the runner
 
     @property
     def longest_prompt(self) -> int:
@@ -38,7 +39,7 @@ class World(msgspec.Struct, frozen=True):
         return max(1, capacity // 4) if self.steady else self.max_context // 2
 
     @classmethod
-    def draw(cls, rng: random.Random) -> "World":
+    def draw(cls, rng: random.Random, depth: int) -> "World":
         """Return a random world, small enough that memory is always short."""
         slots = rng.choice((1, 3, 4, 6, 8))
         steady = rng.random() < 0.5
@@ -61,6 +62,7 @@ class World(msgspec.Struct, frozen=True):
             copy_rate=rng.choice((1.0, 0.7, 0.2, 0.1)),
             trouble_rate=trouble,
             tick=1.0 if trouble else rng.choice((1.0, 0.01)),
+            depth=depth,
         )
 
     def oracle(self) -> dict[str, int]:
@@ -72,6 +74,7 @@ class World(msgspec.Struct, frozen=True):
             "max_context": self.max_context,
             "max_slots": self.max_slots,
             "host_blocks": self.host_blocks,
+            "depth": self.depth,
         }
 
 
@@ -79,7 +82,8 @@ class FaultyRunner(OracleRunner):
     """An oracle with failing rows and with late copies.
 
     Rows fail at random: not finite, and what they wrote is garbage. Copies between tiers end at any
-    later step, in any order; completions get lost or come twice.
+    later step, in any order; completions get lost or come twice. What a step does to rows and
+    copies is decided when it is launched, as it may be collected when others own its blocks.
     """
 
     def __init__(self, world: World, rng: random.Random) -> None:
@@ -87,21 +91,24 @@ class FaultyRunner(OracleRunner):
         self._rng = rng
         self._world = world
         self._landed: set[int] = set()
-        self.faults = 0
+        self._told: dict[int, list[int]] = {}  # step -> tickets that its result names
 
-    def collect(self, handle: OracleStep) -> StepResult:
-        """Return the oracle's result with some rows failed."""
-        result = self.result(handle, self._tickets(handle))
-        finite = []
-        for row in handle.plan.rows:
+    def launch(self, plan: StepPlan) -> OracleStep:
+        """Run the oracle's step, let copies end, and spoil what failing rows wrote."""
+        step = super().launch(plan)
+        self._told[plan.step] = self._tickets(plan)
+        for row in plan.rows:
             good = self._rng.random() >= self._world.fault_rate
             if not good:
-                self.faults += 1
                 self.write(row.slot, row.start, [-7] * row.count)
-            finite.append(good)
-        return msgspec.structs.replace(result, finite=finite)
+            step.finite.append(good)
+        return step
 
-    def _tickets(self, handle: OracleStep) -> list[int]:
+    def collect(self, handle: OracleStep) -> StepResult:
+        """Return the oracle's result."""
+        return self.result(handle, self._told.pop(handle.plan.step))
+
+    def _tickets(self, plan: StepPlan) -> list[int]:
         """Let some copies end and return what is reported: late, out of order, lost or repeated."""
         rng, world = self._rng, self._world
         done = [copy for copy in self._flying if rng.random() < world.copy_rate]
@@ -112,7 +119,7 @@ class FaultyRunner(OracleRunner):
             tickets = [ticket for ticket in tickets if rng.random() >= world.trouble_rate]
             if self._landed and rng.random() < world.trouble_rate:
                 tickets.append(rng.choice(sorted(self._landed)))
-        return tickets + [ticket for ticket in handle.plan.overdue if ticket in self._landed]
+        return tickets + [ticket for ticket in plan.overdue if ticket in self._landed]
 
 
 class EvenTokens:

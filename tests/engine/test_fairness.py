@@ -27,9 +27,8 @@ class Rig:
     def submit(self, sequence, *, background=False):
         self._arrivals += 1
         command = Submit(self._arrivals, sequence.id, 1, 0, b"", "n", 8, [], background=background)
-        turn = Turn(
-            command, sequence, self._arrivals, self.clock.monotonic(), 0, array("i"), frozenset()
-        )
+        now, none = self.clock.monotonic(), array("i")
+        turn = Turn(command, sequence, self._arrivals, now, 0, none, frozenset(), limit=8)
         sequence.turn = turn
         self.queue.add(turn)
         return turn

@@ -3,6 +3,7 @@ from msgspec import ValidationError
 
 from agentserve.engine.oracle import OracleRunner, build_oracle, oracle_next
 from agentserve.engine.plan import (
+    SAMPLED,
     Copy,
     Row,
     SamplingParams,
@@ -125,6 +126,32 @@ def test_a_slot_is_dropped_only_under_its_generation_and_added_only_once():
         run(runner, dropped=[SlotDrop(0, 9)])
     with pytest.raises(ValueError, match="twice"):
         run(runner, added=[add()])
+
+
+def test_what_the_step_before_sampled_can_be_an_input_that_the_host_does_not_know():
+    runner = OracleRunner(block_size=2, num_blocks=8, depth=1)
+    first = runner.launch(
+        plan(
+            added=[add()],
+            appended=[TableAppend(0, 0, [5, 1])],
+            rows=[Row(0, 0, 2, True)],
+            tokens=pack([1, 2]),
+        )
+    )
+    runner.sample(first, {})
+    second = runner.launch(plan(step=2, rows=[Row(0, 2, 1, True)], tokens=pack([SAMPLED])))
+    (token,) = runner.collect(first).tokens[0]
+    runner.sample(second, {})
+    assert runner.collect(second).tokens == [[oracle_next([1, 2, token])]]
+
+
+@pytest.mark.parametrize(("depth", "step"), [(0, 2), (1, 1), (1, 3)])
+def test_an_input_that_no_row_in_flight_gives_is_found_out(depth, step):
+    runner = OracleRunner(block_size=2, num_blocks=8, depth=depth)
+    opened = {"added": [add()], "appended": [TableAppend(0, 0, [5, 1])]}
+    run(runner, **opened, rows=[Row(0, 0, 2, True)], tokens=pack([1, 2]))
+    with pytest.raises(ValueError, match="no token was sampled"):
+        run(runner, step=step, rows=[Row(0, 2, 1, True)], tokens=pack([SAMPLED]))
 
 
 def test_the_factory_takes_the_documented_options_only():

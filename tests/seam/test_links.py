@@ -71,6 +71,15 @@ async def test_both_forms_give_the_same_events_for_the_same_commands(open_link):
     assert finished == [1, 2, 3, 6]
 
 
+async def test_a_step_in_flight_changes_no_event(open_link):
+    streams = []
+    for depth in (0, 1):
+        link = open_link(ThreadLink, depth=depth)
+        assert (await ready(link)).info.depth == depth
+        streams.append(await play(link, SCRIPT))
+    assert streams[0] == streams[1]
+
+
 async def test_an_idle_engine_sends_its_heartbeat(form, open_link):
     link = open_link(form)
     await ready(link)

@@ -6,6 +6,7 @@ import pytest
 from session_rig import TOOLS, AnyText, calls, result, rig
 
 from agentserve import wire
+from agentserve.engine.messages import Close
 from agentserve.errors import EngineDown, ExceedsKvCapacity, StoreFull
 from agentserve.sessions.store import MemoryStore
 
@@ -225,7 +226,7 @@ async def test_a_sequence_that_the_engine_lost_is_sent_again_whole():
     async with rig() as r:
         s = await r.create()
         await r.turn(s, "hello")
-        r.link.engine._close(r.session(s).mirror.sequence)
+        r.link.engine.apply(Close(r.session(s).mirror.sequence))
         turn = await r.turn(s, "go on")
         assert turn.status in ("completed", "incomplete")
         assert r.link.log(r.session(s)).tolist() == await r.tokens(s)
@@ -240,7 +241,7 @@ async def test_a_fault_in_one_turn_is_an_error_and_the_session_goes_on():
         handle = await r.start(s, "go on")
         (engine_turn,) = r.link.engine._turns.values()
         engine_turn.fault = "grammar: broken"
-        r.link.engine._finish(engine_turn, "error")
+        r.link.engine._ledger.finish(engine_turn, "error")
         r.link.release()
         turn = await handle.result()
         assert (turn.status, turn.error.code) == ("failed", "engine_error")

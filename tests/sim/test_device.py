@@ -15,7 +15,14 @@ SEEDS = 80
 def test_80_seeds_have_no_race_and_give_the_reference_tokens():
     total = sim.run_seeds(0, SEEDS, DeviceSimulation)
     COUNTS["simulation seeds on the simulated device"] += total["seeds"]
-    for what in ("saves", "loads", "host evictions", "stale completions", "ended by error"):
+    for what in (
+        "saves",
+        "loads",
+        "host evictions",
+        "stale completions",
+        "ended by error",
+        "discarded tokens",
+    ):
         assert total[what] > 0, f"no seed reached {what}"
 
 

@@ -19,6 +19,7 @@ def test_200_seeds_give_the_reference_tokens_and_leave_nothing_locked():
     assert total["seeds"] == SEEDS
     for what in ("evictions", "preemptions", "forks", "refusals", "cached", "ended by error"):
         assert total[what] > 0, f"no seed reached {what}"
+    assert total["discarded tokens"] > SEEDS, "no rows were in flight for turns that ended"
 
 
 def test_a_seed_replays_exactly():

@@ -40,8 +40,10 @@ class ChosenRunner(OracleRunner):
         return self.result(handle, self.land(copies))
 
 
-def small_world(host_blocks: int) -> Driver:
+def small_world(host_blocks: int, ahead: int = 0) -> Driver:
+    """Return the world's driver; `ahead` is the depth of its runner."""
     return Driver(
+        depth=ahead,
         num_blocks=4,
         block_size=2,
         host_blocks=host_blocks,
@@ -51,9 +53,9 @@ def small_world(host_blocks: int) -> Driver:
     )
 
 
-def explore(host_blocks: int, depth: int) -> "Counter[str]":
+def explore(host_blocks: int, depth: int, ahead: int = 0) -> "Counter[str]":
     """Visit all states up to `depth` moves. Raises AssertionError or InvariantError."""
-    first = small_world(host_blocks)
+    first = small_world(host_blocks, ahead)
     seen, ending = {key(first)}, set()
     level = [_freeze(first)]
     counts = Counter(states=1, moves=0)
@@ -145,7 +147,7 @@ def _freeze(driver: Driver) -> bytes:
 
 
 def key(driver: Driver):
-    """The state that decides what can happen next: turns, logs, what each slot holds, copies."""
+    """The state that decides what can happen next: turns, logs, what slots hold, what flies."""
     engine = driver.engine
     scheduler, kv = engine._scheduler, engine._kv
     residency, sequences = kv.residency, engine._sequences
@@ -157,6 +159,7 @@ def key(driver: Driver):
         tuple(_sequence(sequences[number]) for number in sorted(sequences)),
         tuple(waits),
         tuple(_turn(turn) for turn in (*scheduler.running, *scheduler.waiting)),
+        _rows(engine._flight),
         tuple(_slots(pool) for pool in pools),
         tuple((c.kind, _content(c.source), c.tokens, c.sent) for c in kv.copies._open.values()),
         tuple(
@@ -182,6 +185,13 @@ def _turn(turn) -> tuple:
     return (turn.sequence.id, turn.running, turn.restoring, left, command.background)
 
 
+def _rows(flight) -> tuple:
+    if flight is None:
+        return ()
+    rows = zip(flight.batch.plan.rows, flight.batch.turns, strict=True)
+    return tuple((t.sequence.id, t.running, row.start, row.count, row.sample) for row, t in rows)
+
+
 def _slots(pool) -> tuple:
     used = [slot for slot in pool._slots if slot.holder is not None]
     used.sort(key=lambda slot: (slot.last_used, _content(slot)))
@@ -205,6 +215,7 @@ def overload(seed: int) -> int:
         block_size=size,
         host_blocks=rng.choice((0, 1, blocks, 40)),
         max_slots=rng.randint(1, 6),
+        depth=seed % 2,
         settings=EngineSettings(
             token_budget=rng.randint(1, 16), check_invariants=True, kv_policy=rng.choice(KINDS)
         ),

@@ -1,0 +1,440 @@
+"""Depth 1: the next step is launched before the result of the one in flight is known."""
+
+import random
+
+import pytest
+from engine_driver import VOCAB, Driver, RecordingRunner, alone
+
+from agentserve.config import EngineSettings
+from agentserve.engine.messages import Cancel, Close, Fork
+from agentserve.engine.plan import SAMPLED, unpack
+from agentserve.engine.simworld import Grammars
+
+PROMPT = list(range(20))
+OUTPUT = alone(PROMPT, 40)
+STOP = 6  # place in OUTPUT of a token that does not come before
+
+
+def ahead(**options) -> Driver:
+    return Driver(**{"depth": 1, "block_size": 4, **options})
+
+
+def rows_of(driver: Driver) -> int:
+    """Return how many tokens all plans compute."""
+    return sum(row.count for plan in driver.runner.plans for row in plan.rows)
+
+
+def ends(driver: Driver) -> dict:
+    """Return what each turn gave and how it ended, without times."""
+    told = ("reason", "log_length", "kv_length", "stop_id", "message")
+    return {
+        turn: (driver.output[turn], *(getattr(end, name) for name in told))
+        for turn, end in driver.finished.items()
+    }
+
+
+def assert_nothing_is_left(driver: Driver) -> None:
+    driver.engine.check()
+    stats = driver.engine.stats()
+    assert stats.running == stats.waiting == stats.blocks_locked == stats.host_locked == 0
+    assert not driver.engine.busy
+
+
+class Calls(RecordingRunner):
+    """Writes down the order of its calls."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.calls = []
+
+    def launch(self, plan):
+        self.calls.append(f"launch {plan.step}")
+        return super().launch(plan)
+
+    def sample(self, handle, masks):
+        self.calls.append(f"sample {handle.plan.step}")
+        super().sample(handle, masks)
+
+    def collect(self, handle):
+        self.calls.append(f"collect {handle.plan.step}")
+        return super().collect(handle)
+
+
+# The order of calls, and what plans say
+
+
+def test_a_step_is_launched_before_the_one_in_flight_is_collected():
+    d = ahead(runner=Calls)
+    d.run(1, PROMPT, max_tokens=3)
+    assert ", ".join(d.runner.calls) == (
+        "launch 1, sample 1, launch 2, collect 1, sample 2, launch 3, collect 2, sample 3, "
+        "collect 3"
+    )
+
+
+def test_at_depth_0_nothing_is_in_flight_when_a_step_is_launched():
+    d = Driver(runner=Calls)
+    d.run(1, PROMPT, max_tokens=2)
+    assert (
+        ", ".join(d.runner.calls) == "launch 1, sample 1, collect 1, launch 2, sample 2, collect 2"
+    )
+
+
+def test_a_step_without_rows_is_collected_at_once():
+    d = ahead(runner=Calls, num_blocks=12, host_blocks=64)
+    d.run(1, PROMPT)
+    d.offload(1)
+    copying = [plan.step for plan in d.runner.plans if not plan.rows]
+    assert copying
+    text = ", ".join(d.runner.calls)
+    assert all(f"sample {step}, collect {step}" in text for step in copying)
+
+
+def test_a_sampled_token_is_not_known_when_its_row_is_planned_and_a_forced_one_is():
+    d = ahead()
+    turn = d.run(1, PROMPT, max_tokens=5, force=[250, 251])
+    assert [list(unpack(plan.tokens)) for plan in d.runner.plans[1:]] == [
+        [250],
+        [251],
+        [SAMPLED],
+        [SAMPLED],
+    ]
+    assert d.output[turn] == [250, 251, *alone([*PROMPT, 250, 251], 3)]
+
+
+# How turns end
+
+
+@pytest.mark.parametrize("length", [17, 18, 19, 20])
+def test_a_stop_is_seen_one_step_late_and_leaks_nothing(length):
+    prompt = PROMPT[:length]
+    expected = alone(prompt, 40)
+    place = next(n for n in range(5, 40) if expected[n] not in expected[:n])
+    d = ahead()
+    turn = d.run(1, prompt, max_tokens=30, stop_ids=[expected[place]])
+    end = d.finished[turn]
+    log = prompt + expected[:place]
+    assert (d.output[turn], end.stop_id) == (expected[:place], expected[place])
+    assert end.log_length == end.kv_length == len(log)
+    assert rows_of(d) == len(log) + 1
+    stats = d.engine.stats()
+    assert stats.discarded_tokens == 1
+    assert stats.prefill_tokens + stats.decode_tokens == stats.tokens_in_kv == len(log)
+    assert_nothing_is_left(d)
+    # The row that came too late had the stop token as its input: nobody finds that.
+    after = d.run(2, [*log, expected[place], 9, 9, 9, 9], max_tokens=3)
+    assert d.started[after].cached <= len(log)
+    assert d.output[after] == alone([*log, expected[place], 9, 9, 9, 9], 3)
+
+
+def test_the_next_turn_can_come_while_the_late_row_is_in_flight():
+    d = ahead()
+    first = d.submit(1, PROMPT, max_tokens=30, stop_ids=[OUTPUT[STOP]])
+    d.finish(first)
+    assert d.engine.busy  # the late row
+    log = PROMPT + OUTPUT[:STOP]
+    second = d.submit(1, [7, 8], keep=len(log), max_tokens=9)
+    d.drain()
+    assert d.started[second].cached == len(log)
+    assert d.output[second] == alone([*log, 7, 8], 9)
+    assert_nothing_is_left(d)
+
+
+def test_a_next_turn_that_cuts_the_log_can_come_while_the_late_row_is_in_flight():
+    d = ahead()
+    d.finish(d.submit(1, PROMPT, max_tokens=30, stop_ids=[OUTPUT[STOP]]))
+    second = d.submit(1, [7, 8], keep=22, max_tokens=9)
+    d.drain()
+    assert d.started[second].cached == 22
+    assert d.output[second] == alone([*PROMPT, *OUTPUT[:2], 7, 8], 9)
+
+
+@pytest.mark.parametrize(
+    ("options", "turn"),
+    [
+        ({}, {"max_tokens": 7}),
+        ({}, {"max_tokens": 1}),
+        ({}, {"max_tokens": 0}),
+        ({"max_context": 26}, {"max_tokens": 30}),
+        ({"num_blocks": 6}, {"max_tokens": 30}),
+        ({}, {"max_tokens": 30, "force": [250, 251, 3], "stop_ids": [3]}),
+    ],
+)
+def test_an_end_that_is_known_ahead_costs_no_row(options, turn):
+    now, late = Driver(**{"block_size": 4, **options}), ahead(**options)
+    for d in (now, late):
+        d.run(1, PROMPT, **turn)
+        assert_nothing_is_left(d)
+    assert ends(now) == ends(late)
+    assert rows_of(now) == rows_of(late)
+    assert late.engine.stats().discarded_tokens == 0
+
+
+@pytest.mark.parametrize("steps", [1, 2, 6])
+def test_a_turn_can_be_cancelled_under_a_row_in_flight(steps):
+    d = ahead()
+    turn = d.submit(1, PROMPT, max_tokens=30)
+    for _ in range(steps):
+        d.step()
+    d.engine.apply(Cancel(turn))
+    given = d.output[turn].copy()
+    d.drain()
+    assert d.output[turn] == given == OUTPUT[: steps - 1]
+    end = d.finished[turn]
+    assert (end.reason, end.log_length) == ("cancelled", 20 + len(given))
+    assert end.kv_length <= end.log_length
+    assert_nothing_is_left(d)
+    after = d.run(1, [9], keep=end.log_length, max_tokens=4)
+    assert d.started[after].cached == end.kv_length
+    assert d.output[after] == alone([*PROMPT, *given, 9], 4)
+
+
+def test_a_prefill_can_be_cancelled_between_two_chunks():
+    d = ahead(settings=EngineSettings(token_budget=8, check_invariants=True))
+    turn = d.submit(1, PROMPT, max_tokens=3)
+    d.step()
+    d.step()
+    d.engine.apply(Cancel(turn))
+    d.drain()
+    assert d.finished[turn].kv_length == 8  # of 16 that were launched
+    assert d.engine.stats().discarded_tokens == 8
+    after = d.run(1, [], keep=20, max_tokens=3)
+    assert d.started[after].cached == 8
+    assert d.output[after] == alone(PROMPT, 3)
+
+
+def test_blocks_of_a_closed_sequence_go_to_others_under_its_row_in_flight():
+    d = ahead(num_blocks=6)
+    turn = d.submit(1, PROMPT, max_tokens=4)
+    d.step()
+    d.step()
+    d.engine.apply(Close(1))
+    other = [99 - n for n in range(20)]
+    second = d.submit(2, other, max_tokens=4)  # needs every block
+    again = d.submit(1, PROMPT[:3], generation=2, max_tokens=4)
+    d.drain()
+    assert d.finished[turn].reason == "cancelled"
+    assert d.output[second] == alone(other, 4)
+    assert d.output[again] == alone(PROMPT[:3], 4)
+    assert_nothing_is_left(d)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("keep", [24, 23, 22, 7, 0])
+def test_a_fork_under_a_row_in_flight_takes_what_is_committed(keep, closes):
+    d = ahead()
+    turn = d.submit(1, PROMPT, max_tokens=12)
+    for _ in range(5):
+        d.step()
+    assert d.output[turn] == OUTPUT[:4]
+    d.engine.apply(Fork(1, 1, 2, 1, keep))
+    if closes:
+        d.engine.apply(Close(1))
+    d.drain()
+    assert d.output[turn] == OUTPUT[: 4 if closes else 12]
+    log = [*PROMPT, *OUTPUT][:keep]
+    second = d.run(2, [2], keep=keep, max_tokens=4)
+    assert d.output[second] == alone([*log, 2], 4)
+    assert_nothing_is_left(d)
+
+
+# Room
+
+
+def test_a_preempted_turn_gives_the_same_tokens():
+    d = ahead(num_blocks=12)
+    old = d.submit(1, list(range(20)), max_tokens=26)
+    young = d.submit(2, list(range(60, 76)), max_tokens=26)
+    d.drain()
+    assert d.finished[old].preemptions == 0
+    assert d.finished[young].preemptions > 0
+    assert d.output[old] == alone(range(20), 26)
+    assert d.output[young] == alone(range(60, 76), 26)
+    assert d.engine.stats().discarded_tokens == 0
+    assert_nothing_is_left(d)
+
+
+def test_nobody_is_preempted_for_room_that_the_step_in_flight_makes():
+    # The pool is full when the second turn ends, in the step before it would need a fifth block.
+    prompt = list(range(60, 73))
+    stop = alone(prompt, 4)[-1]
+    for depth in (0, 1):
+        d = ahead(num_blocks=10, depth=depth)
+        first = d.submit(1, PROMPT, max_tokens=12)
+        second = d.submit(2, prompt, max_tokens=9, stop_ids=[stop])
+        d.finish(second)
+        assert d.engine.stats().blocks_free == 0
+        d.drain()
+        assert d.finished[second].reason == "stop"
+        assert d.output[first] == OUTPUT[:12]
+        stats = d.engine.stats()
+        assert (stats.preemptions, stats.discarded_tokens) == (0, 0)
+
+
+def test_a_background_prefill_is_paused_after_its_row_in_flight():
+    d = ahead(settings=EngineSettings(token_budget=16, check_invariants=True), max_slots=1)
+    turn = d.submit(1, PROMPT, max_tokens=0, background=True)
+    d.step()
+    d.step()
+    other = d.submit(2, [5] * 9, max_tokens=3)
+    d.drain()
+    assert d.output[other] == alone([5] * 9, 3)
+    assert (d.finished[turn].reason, d.finished[turn].kv_length) == ("prefilled", 20)
+    assert rows_of(d) == 20 + 9 + 2
+    assert d.engine.stats().discarded_tokens == 0
+
+
+def test_a_background_prefill_without_room_keeps_what_its_row_in_flight_computes():
+    d = ahead(settings=EngineSettings(token_budget=16, check_invariants=True), num_blocks=8)
+    d.run(1, list(range(100, 112)), max_tokens=0)
+    turn = d.run(2, PROMPT, max_tokens=0, background=True)
+    assert d.finished[turn].kv_length == 20
+    longer = d.run(2, [1] * 9, keep=20, max_tokens=0, background=True)
+    assert d.finished[longer].kv_length == 20
+
+
+def test_a_background_prefill_ends_without_room_also_under_a_late_row():
+    d = ahead(num_blocks=8)
+    d.run(1, list(range(100, 112)), max_tokens=0)
+    d.run(3, list(range(200, 216)), max_tokens=0)
+    stop = alone([*range(100, 112), 7], 1)
+    first = d.submit(1, [7], keep=12, max_tokens=9, stop_ids=stop)  # takes the last block
+    second = d.submit(2, PROMPT, max_tokens=0, background=True)
+    d.finish(first)
+    d.drain()
+    assert (d.finished[second].reason, d.finished[second].kv_length) == ("prefilled", 0)
+
+
+# Faults, grammars, sampling
+
+
+class Spoiled(RecordingRunner):
+    """The row of slot 0 in step 4 is not finite, and its KV is garbage."""
+
+    def launch(self, plan):
+        step = super().launch(plan)
+        step.finite = [row.slot != 0 or plan.step != 4 for row in plan.rows]
+        for row, good in zip(plan.rows, step.finite, strict=True):
+            if not good:
+                self.write(row.slot, row.start, [-7] * row.count)
+        return step
+
+
+def test_a_row_that_is_not_finite_ends_its_turn_and_the_row_behind_it_is_ignored():
+    d = ahead(runner=Spoiled)
+    bad = d.submit(1, PROMPT, max_tokens=30)
+    good = d.submit(2, PROMPT[:7], max_tokens=30)
+    d.drain()
+    assert d.finished[bad].reason == "error"
+    assert d.output[bad] == OUTPUT[:3]
+    assert d.finished[bad].kv_length == 0
+    assert d.output[good] == alone(PROMPT[:7], 30)
+    assert d.engine.stats().discarded_tokens == 1
+    assert_nothing_is_left(d)
+    again = d.run(1, PROMPT, max_tokens=9)
+    assert d.output[again] == OUTPUT[:9]
+
+
+class Ladder:
+    """Allows one token only: as many as it has accepted."""
+
+    def __init__(self):
+        self._accepted = 0
+
+    def mask(self):
+        words = [0] * (VOCAB // 32)
+        words[self._accepted // 32] = 1 << self._accepted % 32
+        return b"".join(word.to_bytes(4, "little") for word in words)
+
+    def accept(self, token):
+        assert token == self._accepted
+        self._accepted += 1
+
+    @staticmethod
+    def compile(spec):
+        return Ladder()
+
+
+def test_a_grammar_has_accepted_each_token_before_the_mask_of_the_next():
+    d = ahead(grammars=Ladder)
+    turns = [d.submit(n, PROMPT[n:], max_tokens=30, grammar="ladder") for n in (1, 2)]
+    d.drain()
+    assert [d.output[turn] for turn in turns] == [list(range(30))] * 2
+
+
+def test_a_grammar_that_breaks_ends_its_own_turn_only():
+    d = ahead(grammars=Grammars(VOCAB))
+    broken = d.submit(1, PROMPT, max_tokens=30, grammar="breaks:3")
+    other = d.submit(2, PROMPT, max_tokens=30)
+    d.drain()
+    assert (d.finished[broken].reason, len(d.output[broken])) == ("error", 3)
+    assert d.output[other] == OUTPUT[:30]
+    assert_nothing_is_left(d)
+
+
+# Everything at once
+
+
+def crowd(depth: int, **options) -> Driver:
+    """Many turns that begin, end, fork, wait in the host tier and come back, from one seed."""
+    rng = random.Random(1)
+    d = ahead(
+        depth=depth,
+        max_slots=6,
+        grammars=Grammars(VOCAB),
+        settings=EngineSettings(token_budget=24, check_invariants=True),
+        **options,
+    )
+    shared = [rng.randrange(VOCAB) for _ in range(30)]
+    logs: dict[int, list[int]] = {}
+    for _ in range(4):
+        wanted = {}
+        for number in range(1, 13):
+            log = logs.setdefault(number, [])
+            new = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 9))]
+            tokens = new if log else shared[: rng.randint(1, 30)] + new
+            turn = d.submit(
+                number,
+                tokens,
+                keep=len(log),
+                max_tokens=rng.randint(1, 20),
+                stop_ids=[rng.randrange(VOCAB) for _ in range(20)],
+                force=[rng.randrange(VOCAB) for _ in range(rng.choice((0, 0, 3)))],
+                grammar=rng.choice((None, None, "even")),
+            )
+            wanted[turn] = number, [*log, *tokens]
+        d.drain()
+        for turn, (number, log) in wanted.items():
+            logs[number] = log + d.output[turn]
+            assert len(logs[number]) == d.finished[turn].log_length
+    return d
+
+
+@pytest.mark.parametrize(
+    "room", [{"num_blocks": 512}, {"num_blocks": 60}, {"num_blocks": 60, "host_blocks": 300}]
+)
+def test_a_crowd_gets_at_depth_1_what_it_gets_at_depth_0(room):
+    now, late = crowd(0, **room), crowd(1, **room)
+    assert ends(now) == ends(late)
+    assert now.engine.stats().discarded_tokens == 0 < late.engine.stats().discarded_tokens
+    assert_nothing_is_left(late)
+
+
+class Slow(RecordingRunner):
+    """Its steps take 10 ms, which pass when the host waits for them."""
+
+    def collect(self, handle):
+        self.clock.advance(0.01)
+        return super().collect(handle)
+
+
+def test_the_time_of_a_step_is_counted_once():
+    d = ahead(runner=Slow)
+    d.runner.clock = d.clock
+    d.submit(1, PROMPT, max_tokens=40)
+    d.submit(2, PROMPT[3:], max_tokens=40)
+    begun = d.clock.monotonic()
+    d.drain()
+    sequences = d.engine._sequences.values()
+    passed = d.clock.monotonic() - begun
+    assert 0.5 * passed < sum(sequence.service for sequence in sequences) <= passed + 1e-9
