@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from agentserve.replay.report import Played, Run
+from agentserve.replay.report import ENDED_EARLY, Played, Run
 
 Number = float | None
 
@@ -94,6 +94,17 @@ def differences(first: Saved, second: Saved) -> list[str]:
     return reasons
 
 
+def uneven(first: Saved, second: Saved) -> list[str]:
+    """Say that the outputs differ in length, where that explains a part of the times."""
+    one, other = first.totals.output_tokens, second.totals.output_tokens
+    if one is None or other is None or min(one, other) >= ENDED_EARLY * max(one, other):
+        return []
+    return [
+        "the outputs are of other lengths (replay with --lengths, and have the endpoint go on "
+        "after its own end)"
+    ]
+
+
 def rows(first: Saved, second: Saved) -> list[Row]:
     """Return the figures in the order in which they are read."""
     one, other = first.totals, second.totals
@@ -123,6 +134,7 @@ def compare_reports(
     reasons = differences(first, second)
     if reasons and not anyway:
         raise ValueError(f"not comparable: {'; '.join(reasons)} (--anyway compares them)")
+    reasons += uneven(first, second)
     if as_json:
         figures = [msgspec.to_builtins(row) for row in rows(first, second)]
         document = {"files": [str(path) for path in paths], "rows": figures, "differ": reasons}

@@ -148,6 +148,7 @@ def test_the_dialects_are_compared_and_other_work_is_refused(url, run, tmp_path)
         assert float(rows[name][-1]) > 0
     assert "not reported" in out
     assert "chat dialect" in out
+    assert "Careful: the outputs are of other lengths" in out
 
     code, out, err = run("report", ours, other)
     assert (code, out) == (1, "")
@@ -159,7 +160,7 @@ def test_the_dialects_are_compared_and_other_work_is_refused(url, run, tmp_path)
     document = json.loads(out)
     figures = {row["name"]: row for row in document["rows"]}
     assert figures["turns"]["ratio"] == pytest.approx(2 / 3)
-    assert len(document["differ"]) == 2
+    assert len(document["differ"]) == 3
 
     asked = [turn["asked_tokens"] for turn in json.loads(theirs.read_bytes())["turns"]]
     made = [turn["output_tokens"] for turn in json.loads(ours.read_bytes())["turns"]]
