@@ -1,8 +1,9 @@
 """What the server adds to a turn, by the tokens of history: p50, and the slope over the history.
 
 The whole of `agentserve serve` with SmolLM2's tokenizer and template, on a runner whose steps are
-2 ms of sleep. Agents grow by turns of 180 tokens to each length and are then measured over a few
-equal turns, a tool's result of 24 words in and a call out. The overhead of a turn is
+2 ms of sleep. Agents grow by turns of 180 tokens (and steps of no time) to each length and are then
+measured over a few equal turns, a tool's result of 24 words in and a call out. The overhead of a
+turn is
 
     last byte of the request received -> first step launched      submitting
     + first step ended -> first event sent                        answering
@@ -35,7 +36,7 @@ from typing import Any
 import msgspec
 from circumstances import circumstances
 from least_squares import Line, fit_line
-from overhead_server import Stamps
+from overhead_server import STEP_HEADER, Stamps
 
 from agentserve.replay.generator import TOOL, WORDS
 from agentserve.replay.server import READY
@@ -45,7 +46,8 @@ LEVELS = (100, 1_000, 3_000, 10_000, 30_000)  # tokens of history
 MEASURED = 5  # turns of each agent
 GROWTH, RESULT_WORDS, CALL_WORDS = 150, 24, 8
 PAUSE_S = 0.02  # a tool, and what the server does when nobody waits
-ASLEEP_S = 0.15  # longer than a turn
+STEP_S = 0.002
+ASLEEP_STEPS = 70  # longer than a turn
 GOAL_MS = 3.0
 
 
@@ -73,8 +75,8 @@ class Agent:
         self._source = source
         self._call = ""
 
-    def turn(self, words: int, asleep_s: float = 0.0) -> None:
-        """Give the result of the last call, or a first message, and read the answer later."""
+    def turn(self, words: int, step_s: float = 0.0) -> None:
+        """Give the result of the last call, or a first message; sleep until the turn is over."""
         text = self._words(words)
         item: dict[str, Any] = {"type": "user", "content": text}
         if self._call:
@@ -82,7 +84,7 @@ class Agent:
         call = {"name": TOOL.name, "arguments": {"topic": self._words(CALL_WORDS)}}
         debug = {"force": [{"type": "tool_call", **call}]}
         body = {"input": [item], "stream": True, "debug": debug}
-        answer = ask(self._http, "POST", f"{self._path}/turn", body, asleep_s)
+        answer = ask(self._http, "POST", f"{self._path}/turn", body, step_s)
         turn = json.loads(answer.rpartition(b"\ndata: ")[2])["turn"]
         self.history = turn["context"]["used"]
         self._call = turn["pending_calls"][0]["call_id"]
@@ -96,12 +98,13 @@ class Agent:
 
 
 def ask(
-    http: HTTPConnection, method: str, path: str, body: Any = None, asleep_s: float = 0.0
+    http: HTTPConnection, method: str, path: str, body: Any = None, step_s: float = 0.0
 ) -> bytes:
     """Return the answer's body, read only after a while: a client that sleeps takes no CPU."""
     data = b"" if body is None else json.dumps(body).encode()
-    http.request(method, path, data, {"Content-Type": "application/json"})
-    time.sleep(asleep_s)
+    headers = {"Content-Type": "application/json", STEP_HEADER.decode(): str(step_s)}
+    http.request(method, path, data, headers)
+    time.sleep(ASLEEP_STEPS * step_s)
     answer = http.getresponse()
     text = answer.read()
     if answer.status >= 400:
@@ -146,7 +149,7 @@ def play(http: HTTPConnection, levels: list[int], rounds: int) -> list[tuple[int
                 time.sleep(PAUSE_S)
                 # The first round compiles grammars and fills caches.
                 turns.append((level if number else 0, agent.history))
-                agent.turn(RESULT_WORDS, ASLEEP_S)
+                agent.turn(RESULT_WORDS, STEP_S)
             agent.end()
     return turns
 

@@ -26,7 +26,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int = 49_152
     max_context: int = 40_960
     num_blocks: int = 8_192
-    step_s: float = 0.002  # of a step with rows
 
 
 class StepTimes(msgspec.Struct, frozen=True):
@@ -38,9 +37,12 @@ class StepTimes(msgspec.Struct, frozen=True):
 
 
 class SharedClock:
-    """StepTimes in a memory-mapped file. The engine writes it, the server resets and reads it."""
+    """StepTimes in a memory-mapped file, and how long a step takes.
 
-    _FORMAT = struct.Struct("ddd")
+    The engine writes it, the server resets and reads it.
+    """
+
+    _FORMAT = struct.Struct("dddd")
 
     def __init__(self, path: Path) -> None:
         if not path.exists() or path.stat().st_size < self._FORMAT.size:
@@ -48,19 +50,24 @@ class SharedClock:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), self._FORMAT.size)
 
-    def reset(self) -> None:
-        """Forget the steps so far."""
-        self._FORMAT.pack_into(self._memory, 0, 0.0, 0.0, 0.0)
+    def reset(self, step_s: float = 0.0) -> None:
+        """Forget the steps so far; from now on one takes `step_s`."""
+        self._FORMAT.pack_into(self._memory, 0, 0.0, 0.0, 0.0, step_s)
+
+    @property
+    def step_s(self) -> float:
+        """How long a step takes."""
+        return float(self._FORMAT.unpack_from(self._memory)[3])
 
     def step(self, launched: float, collected: float) -> None:
         """Note a step with rows."""
-        first_launch, first_collected, _ = self._FORMAT.unpack_from(self._memory)
-        times = (first_launch or launched, first_collected or collected, collected)
+        first_launch, first_collected, _, step_s = self._FORMAT.unpack_from(self._memory)
+        times = (first_launch or launched, first_collected or collected, collected, step_s)
         self._FORMAT.pack_into(self._memory, 0, *times)
 
     def read(self) -> StepTimes:
         """Return the times since the last reset."""
-        return StepTimes(*self._FORMAT.unpack_from(self._memory))
+        return StepTimes(*self._FORMAT.unpack_from(self._memory)[:3])
 
 
 class ConstantRunner:
@@ -80,7 +87,6 @@ class ConstantRunner:
             host_blocks=settings.num_blocks,
         )
         self._clock = SharedClock(Path(settings.clock))
-        self._step_s = settings.step_s
         self._launched = 0.0
 
     def launch(self, plan: StepPlan) -> StepPlan:
@@ -94,7 +100,7 @@ class ConstantRunner:
     def collect(self, handle: StepPlan) -> StepResult:
         """Return the same token for every row that samples."""
         if handle.rows:
-            time.sleep(self._step_s)
+            time.sleep(self._clock.step_s)
             self._clock.step(self._launched, time.perf_counter())
         return StepResult(
             step=handle.step,

@@ -19,6 +19,8 @@ from agentserve.cli.serving import listen, run
 from agentserve.config import ServerSettings
 from agentserve.model.prepare import prepare
 
+STEP_HEADER = b"step-seconds"  # of a request: how long the steps of its turn take
+
 
 class Stamps(msgspec.Struct, frozen=True):
     """One turn in the server, in time.perf_counter seconds."""
@@ -44,13 +46,14 @@ class Stamped:
             await self._app(scope, receive, send)
             return
         called, received, first_event = time.perf_counter(), 0.0, 0.0
+        step_s = float(dict(scope["headers"]).get(STEP_HEADER, 0.0))
 
         async def stamped_receive() -> Message:
             nonlocal received
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body"):
                 received = time.perf_counter()
-                self._clock.reset()
+                self._clock.reset(step_s)
             return message
 
         async def stamped_send(message: Message) -> None:

@@ -75,9 +75,11 @@ def test_another_process_reads_the_step_times_until_they_are_reset(tmp_path):
     writer.step(1.0, 2.0)
     writer.step(3.0, 4.0)
     assert reader.read() == StepTimes(1.0, 2.0, 4.0)
-    reader.reset()
+    reader.reset(0.25)
+    assert writer.step_s == 0.25
     writer.step(5.0, 6.0)
     assert reader.read() == StepTimes(5.0, 6.0, 6.0)
+    assert writer.step_s == 0.25
 
 
 def test_growth_that_attention_explains_leaves_no_residual():
