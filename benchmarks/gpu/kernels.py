@@ -30,7 +30,8 @@ def run(report: Report, options: argparse.Namespace) -> None:
     """Run the parts; on a CPU a few of the cases, in triton's interpreter, and no times."""
     if options.device == "cpu":
         report.put(note="a few cases in triton's interpreter, where times mean nothing")
-        report.part("correctness", lambda: correctness([TINY], {"TRITON_INTERPRET": "1"}))
+        changes = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        report.part("correctness", lambda: correctness([TINY], changes))
         return
     shares = [("--share", str(i), str(PROCESSES)) for i in range(PROCESSES)]
     report.part("correctness", lambda: correctness(shares, {}))

@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
+ALONE = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 LARGE = 2**32  # bytes; each of the buffers is larger
 
 
-def run(script, *arguments, interpret="1"):
+def run(script, *arguments):
     """What a script of tests/support prints."""
     ended = subprocess.run(
         [sys.executable, str(SUPPORT / script), *arguments],
-        env=os.environ | {"TRITON_INTERPRET": interpret, "PYTHONPATH": str(SUPPORT)},
+        env=os.environ | ALONE | {"PYTHONPATH": str(SUPPORT)},
         capture_output=True,
         text=True,
         check=False,

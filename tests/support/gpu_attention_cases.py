@@ -84,7 +84,7 @@ def mixed_spans_equal_their_reference(device):
 
 
 def mixed_spans_with_a_window_equal_their_reference(device):
-    for window in (1, 7, 40, 1000):
+    for window in (1, 7, 40):
         one_mix(device, torch.float32, heads=4, dim=16, window=window)
 
 
@@ -116,9 +116,9 @@ def default_tiles_at_head_sizes_64_and_128_equal_the_reference(device):
 def one_token_batch(device, dtype, window):
     """Single tokens of several lengths, one of them only fills the batch, in each kind of split."""
     lengths = [1, 0, 16, 130, 270]
-    pages = paged(device, dtype, 2, 16, [max(1, length) for length in lengths])
+    pages = paged(device, dtype, 1, 16, [max(1, length) for length in lengths])
     decode = DecodeRows(*indices(device, [3, 0, 1, 5, 4], [0, 1, 2, 3, 4], lengths))
-    query = normal(device, 7, 6, 16)
+    query = normal(device, 7, 3, 16)
     expected = paged_decode_reference(query, pages, decode, window)
     for plan in (SplitPlan(1, 128), SplitPlan(3, 128), SplitPlan.fixed(128, 270)):
         got = decode_rows(query, pages, decode, plan, window)
@@ -131,26 +131,26 @@ def single_tokens_equal_their_reference(device):
 
 
 def single_tokens_with_a_window_equal_their_reference(device):
-    for window in (1, 20, 140):
+    for window in (20, 140):
         one_token_batch(device, torch.float32, window)
 
 
 def a_row_has_the_same_bits_however_its_sequence_is_cut_into_chunks(device):
     for dtype in dtypes(device):
-        pages = paged(device, dtype, 1, 16, [90, 33])
-        query = normal(device, 90, 3, 16)
-        whole = Spans(*indices(device, [0], [90], [0], [90]), 90)
+        pages = paged(device, dtype, 1, 16, [50, 33])
+        query = normal(device, 50, 3, 16)
+        whole = Spans(*indices(device, [0], [50], [0], [50]), 50)
         expected = attend(query, pages, whole, 0, SMALL)
         # The products of the interpreter round by the row of a tile: there only whole tiles (of 5).
-        for cut in (5, 35, 65) if device == "cpu" else (1, 5, 37, 64):
+        for cut in (5, 35) if device == "cpu" else (1, 5, 37):
             first = Spans(*indices(device, [0], [cut], [0], [cut]), cut)
             # The second chunk has a neighbour in the batch.
             second = Spans(
-                *indices(device, [0, 90 - cut], [90 - cut, 4], [0, 1], [90, 33]), 90 - cut
+                *indices(device, [0, 50 - cut], [50 - cut, 4], [0, 1], [50, 33]), 50 - cut
             )
             rest = torch.cat((query[cut:], query[:4]))
             got = (attend(query, pages, first, 0, SMALL), attend(rest, pages, second, 0, SMALL))
-            assert torch.equal(torch.cat((got[0][:cut], got[1][: 90 - cut])), expected), cut
+            assert torch.equal(torch.cat((got[0][:cut], got[1][: 50 - cut])), expected), cut
 
 
 def with_fixed_splits_a_single_token_has_the_same_bits_in_any_batch(device):

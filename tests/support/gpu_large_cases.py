@@ -7,6 +7,8 @@ object: the outcome of each case, and the bytes that the process has come to occ
 """
 
 import json
+import math
+import mmap
 import resource
 import traceback
 
@@ -19,27 +21,35 @@ from agentserve_kernels.tensors import DecodeRows, Pages, Placement, Rotary, Wor
 from gpu_attention_cases import indices
 from gpu_row_cases import normal
 
-SHAPE = (1, 2, 1, 16, 64)  # of a block: 2048 elements
-FAR = [2**20 + 3, 2**20 + 1]  # ids of blocks
+SHAPE = (1, 2, 1, 16, 64)  # of a block: 2^11 elements, 2^9 words of 64 bits
+FAR, FARTHER = [2**20 + 3, 2**20 + 1], [2**22 + 3, 2**22 + 1]  # ids of blocks
 SLOT, WIDTH = 2**15 + 1, 2**16
 NEAR = torch.tensor([1, 0])
+MAP_NORESERVE = 0x4000  # not in the module before Python 3.13
 
 
-def large():
+def reserved(shape, dtype):
+    """A tensor that gets memory where it is touched, on a machine of any size."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def large(ids):
     """Pages whose last slot's table names blocks far out, and the same with small numbers."""
-    cache = torch.empty((2**20 + 4, *SHAPE), dtype=torch.float16)
-    tables = torch.empty((SLOT + 1, WIDTH), dtype=torch.int32)
-    tables[SLOT, :2] = torch.tensor(FAR)
-    cache[FAR] = normal("cpu", 2, *SHAPE, dtype=torch.float16)
-    small = Pages(cache[FAR][[1, 0]], 0, NEAR[None].int())
+    cache = reserved((max(ids) + 1, *SHAPE), torch.float16)
+    tables = reserved((SLOT + 1, WIDTH), torch.int32)
+    tables[SLOT, :2] = torch.tensor(ids)
+    cache[ids] = normal("cpu", 2, *SHAPE, dtype=torch.float16)
+    small = Pages(cache[ids][[1, 0]], 0, NEAR[None].int())
     assert cache.numel() > 2**31 < tables.numel()
     return Pages(cache, 0, tables), small
 
 
-def both(run):
+def both(run, ids=FAR):
     """`run(pages, slot, blocks)` gives the same with large numbers and with small ones."""
-    pages, small = large()
-    got, expected = run(pages, SLOT, torch.tensor(FAR)), run(small, 0, NEAR)
+    pages, small = large(ids)
+    got, expected = run(pages, SLOT, torch.tensor(ids)), run(small, 0, NEAR)
     assert torch.equal(got, expected)
     assert expected.abs().max() > 0
 
@@ -81,7 +91,7 @@ def block_copies_reach_far_blocks():
         scatter_blocks(staging + 1, pages.cache, blocks.int())
         return torch.cat((staging, pages.cache[blocks]))
 
-    both(run)
+    both(run, FARTHER)
 
 
 CASES = (

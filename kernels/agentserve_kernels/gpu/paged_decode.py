@@ -176,8 +176,8 @@ def join_splits_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
     _, base, size = _division(length, window, splits, least, WINDOWED, ROUND_TO)
     used = (length - base + size - 1) // size
     dims = tl.arange(0, PADDED)
-    highest = tl.max(tl.full([JOINED], -1e30, tl.float32), axis=0)
-    total = highest * 0.0
+    highest = tl.full([], -1e30, tl.float32)
+    total = tl.full([], 0.0, tl.float32)
     values = tl.zeros([PADDED], tl.float32)
     start = (index.to(tl.int64) * HEADS + head) * splits
     for first in range(0, used, JOINED):

@@ -4,6 +4,7 @@ The running softmax (arXiv 1805.02867) and the tiling over keys are those of Fla
 2205.14135). Both attention kernels are loops over `visit_keys`.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def check_pages(pages: Pages, dim: int) -> None:
 
 def scores_scale(dim: int) -> float:
     """Return what turns q . k into the exponent of 2 of its softmax weight."""
-    return LOG2_E / dim**0.5
+    return LOG2_E / math.sqrt(dim)
 
 
 @triton.jit
