@@ -60,15 +60,20 @@ class HttpPeer(ABC):
         self._command = self.command(case, places, port)
         self._version = self.version(places)
         self._histories = Histories(turns)
-        env = environment(self.variables(case, places))
-        self._child = Child(self._command, env, places.logs / f"{self.name}.log")
+        self._variables = self.variables(case, places)
+        log = places.logs / f"{self.name}.log"
+        self._child = Child(self._command, environment(self._variables), log)
         self._endpoint = Endpoint(f"http://127.0.0.1:{port}")
         await self._wait()
         await self._complete(strangers(300), 4, lambda: None)
 
     def about(self) -> dict[str, Any]:
-        """The version and the command line, without this machine's folders."""
-        return {"version": self._version, "options": [_short(part) for part in self._command]}
+        """The version, the command line and its variables, without this machine's folders."""
+        return {
+            "version": self._version,
+            "options": [_short(part) for part in self._command],
+            "variables": {name: _short(value) for name, value in self._variables.items()},
+        }
 
     async def turn(self, session: int, index: int, heard: Heard) -> Served:
         """Send the whole history, as its clients do, and keep what is sampled."""
@@ -111,4 +116,7 @@ class HttpPeer(ABC):
 
 
 def _short(part: str) -> str:
-    return Path(part).name if part.startswith("/") else part
+    """Return a word without folders, and so each path of a list of paths."""
+    if not part.startswith("/"):
+        return part
+    return ":".join(Path(path).name for path in part.split(":"))

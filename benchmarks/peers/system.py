@@ -108,6 +108,16 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
     return kept | OFFLINE | dict(extra)
 
 
+def computing_dtype(cpu: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the dtype that torch computes these 16-bit weights fastest in, on this CPU.
+
+    Without instructions for bfloat16 torch emulates its products: on a Zen 3, prefill by
+    transformers took 13 ms a token, and 3 ms with the same weights widened to float32.
+    """
+    flags = cpu.read_text() if cpu.exists() else ""
+    return "bfloat16" if re.search(r"\b(avx512_bf16|amx_bf16)\b", flags) else "float32"
+
+
 def free_port() -> int:
     """Return a port that nobody listened on a moment ago."""
     with socket.socket() as probe:

