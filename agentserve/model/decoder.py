@@ -64,18 +64,13 @@ class Decoder:
         """Weights and cache are on one device; `make_forward` is that device's own by default."""
         self.spec = spec
         self.cache = cache
-        self._weights = weights
+        self.weight_bytes = weights.bytes_per_step  # that one decode step reads
         angles = torch.outer(
             torch.arange(spec.max_context, dtype=torch.float32), rotary_frequencies(spec)
         )
         rotary = Rotary(angles.cos().to(cache.device), angles.sin().to(cache.device))
         make_forward = make_forward or device_forward(cache.device)
         self._forward = make_forward(spec, weights, cache, rotary)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that one decode step reads."""
-        return self._weights.bytes_per_step
 
     @torch.inference_mode()
     def forward(self, step: Step) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from numba import njit, prange
 
 from agentserve_kernels.scalar import exp32
-from agentserve_kernels.tensors import check
+from agentserve_kernels.tensors import PARALLEL_ROWS, check
 
 
 def _rows(gate_up: Any, out: Any) -> None:
@@ -18,8 +18,17 @@ def _rows(gate_up: Any, out: Any) -> None:
             out[row, i] = gate / (np.float32(1) + exp32(-gate)) * gate_up[row, size + i]
 
 
-silu_rows = njit(nogil=True, cache=True, error_model="numpy")(_rows)
+_serial = njit(nogil=True, cache=True, error_model="numpy")(_rows)
 _parallel = njit(parallel=True, nogil=True, cache=True, error_model="numpy")(_rows)
+
+
+@njit(nogil=True, cache=True)
+def silu_rows(gate_up: Any, out: Any) -> None:
+    """Do what `silu_mul` does, on arrays; callable from numba."""
+    if out.shape[0] < PARALLEL_ROWS:
+        _serial(gate_up, out)
+    else:
+        _parallel(gate_up, out)
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -30,5 +39,5 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     rows, inner = out.shape
     check("gate_up", gate_up, (rows, 2 * inner), torch.float32)
     check("out", out, (rows, inner), torch.float32)
-    _parallel(gate_up.numpy(), out.numpy())
+    silu_rows(gate_up.numpy(), out.numpy())
     return out

@@ -11,7 +11,15 @@ import torch
 from numba import njit, prange
 
 from agentserve_kernels.scalar import FAST, narrow
-from agentserve_kernels.tensors import HeadNorm, Pages, Placement, Rotary, check, view
+from agentserve_kernels.tensors import (
+    PARALLEL_ROWS,
+    HeadNorm,
+    Pages,
+    Placement,
+    Rotary,
+    check,
+    view,
+)
 
 
 @njit(fastmath=FAST, nogil=True, cache=True)
@@ -60,8 +68,17 @@ def _rows(qkv: Any, pages: Any, place: Any, rotary: Any, norm: Any, query: Any) 
                 cache[block, layer, 1, h, offset, i] = narrow(one, v)
 
 
-write_rows = njit(nogil=True, cache=True)(_rows)
+_serial = njit(nogil=True, cache=True)(_rows)
 _parallel = njit(parallel=True, nogil=True, cache=True)(_rows)
+
+
+@njit(nogil=True, cache=True)
+def write_rows(qkv: Any, pages: Any, place: Any, rotary: Any, norm: Any, query: Any) -> None:
+    """Do what `kv_write` does, on arrays; callable from numba."""
+    if qkv.shape[0] < PARALLEL_ROWS:
+        _serial(qkv, pages, place, rotary, norm, query)
+    else:
+        _parallel(qkv, pages, place, rotary, norm, query)
 
 
 def norm_arrays(norm: HeadNorm | None) -> tuple[Any, Any, Any]:
@@ -92,7 +109,7 @@ def kv_write(
     check("positions", place.positions, (rows,), torch.int64)
     check("blocks", place.blocks, (rows,), torch.int64)
     check("cos", rotary.cos, (rotary.cos.shape[0], dim // 2), torch.float32)
-    _parallel(
+    write_rows(
         qkv.numpy(),
         (view(pages.cache), pages.layer),
         (place.positions.numpy(), place.blocks.numpy()),

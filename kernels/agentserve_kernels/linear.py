@@ -1,138 +1,110 @@
-"""Matrix product with stored float32 or bfloat16 weights and float32 arithmetic.
+"""Matrix product of float32 inputs with stored float32 or bfloat16 weights, for any number of rows.
 
-Decoding is bound by the weight bytes: a few rows are multiplied by a kernel that streams each
-weight row once and widens it in registers. Many rows go to torch's GEMM; bfloat16 weights are then
-widened into a reused buffer first, one matrix at a time, so that it stays in the last-level cache.
+The weights are kept as panels of COLUMNS output features, in the order in which a register tile
+reads them, and are widened in registers: one token is bound by the weight bytes, many by the
+multipliers. Every output is summed in the same order whatever the number of rows, so that a row's
+result does not depend on its neighbours.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, prange, types
-from numba.extending import overload
+from numba import njit, prange
 
-from agentserve_kernels.scalar import FAST, high_half, low_half, widen
-from agentserve_kernels.tensors import FEW_ROWS, STORAGE, Workspace, check, view
+from agentserve_kernels.tensors import STORAGE, check, view
+from agentserve_kernels.tiles import COLUMNS, ROWS, VECTORS, at, outer_tile
 
-
-@njit(parallel=True, fastmath=FAST, nogil=True, cache=True)
-def _multiply_float32(weight: Any, x: Any, out: Any) -> None:
-    rows, inner = x.shape
-    for n in prange(weight.shape[0]):
-        m = 0
-        while m + 4 <= rows:
-            a = b = c = d = np.float32(0)
-            for k in range(inner):
-                w = weight[n, k]
-                a += w * x[m, k]
-                b += w * x[m + 1, k]
-                c += w * x[m + 2, k]
-                d += w * x[m + 3, k]
-            out[m, n], out[m + 1, n], out[m + 2, n], out[m + 3, n] = a, b, c, d
-            m += 4
-        while m < rows:
-            a = np.float32(0)
-            for k in range(inner):
-                a += weight[n, k] * x[m, k]
-            out[m, n] = a
-            m += 1
+DEPTH = 1024  # of a panel at a time, so that it stays in the core's own cache
 
 
-@njit(parallel=True, fastmath=FAST, nogil=True, cache=True)
-def _multiply_bfloat16(pairs: Any, even: Any, odd: Any, out: Any) -> None:
-    # A shift and a mask widen two packed weights in place; the inputs are split to match.
-    rows, inner = even.shape
-    for n in prange(pairs.shape[0]):
-        m = 0
-        while m + 4 <= rows:
-            a = b = c = d = np.float32(0)
-            for k in range(inner):
-                low, high = low_half(pairs[n, k]), high_half(pairs[n, k])
-                a += low * even[m, k] + high * odd[m, k]
-                b += low * even[m + 1, k] + high * odd[m + 1, k]
-                c += low * even[m + 2, k] + high * odd[m + 2, k]
-                d += low * even[m + 3, k] + high * odd[m + 3, k]
-            out[m, n], out[m + 1, n], out[m + 2, n], out[m + 3, n] = a, b, c, d
-            m += 4
-        while m < rows:
-            a = b = np.float32(0)
-            for k in range(inner):
-                a += low_half(pairs[n, k]) * even[m, k]
-                b += high_half(pairs[n, k]) * odd[m, k]
-            out[m, n] = a + b
-            m += 1
+@dataclass(frozen=True)
+class Packed:
+    """A weight [N, K] as panels [N / COLUMNS, K, COLUMNS], the last one padded with zeros."""
+
+    panels: Any
+    outer: int
 
 
-def stream(weight: Any, x: Any, out: Any) -> None:
-    """Write x @ weight.T to `out`: callable from numba only.
-
-    weight: [N, K] float32, or [N, K / 2] uint32 of packed bfloat16 pairs; x: [M, K]; out: [M, N].
-    """
-    raise TypeError("called from compiled code only")
-
-
-@overload(stream)
-def _stream(weight: Any, x: Any, out: Any) -> Any:
-    if weight.dtype == types.float32:
-
-        def plain(weight: Any, x: Any, out: Any) -> None:
-            _multiply_float32(weight, x, out)
-
-        return plain
-
-    def packed(weight: Any, x: Any, out: Any) -> None:
-        _multiply_bfloat16(weight, x[:, ::2].copy(), x[:, 1::2].copy(), out)
-
-    return packed
+def pack(weight: torch.Tensor) -> Packed:
+    """Return the panels of a weight, a copy. weight: [N, K] float32 or bfloat16."""
+    outer, inner = weight.shape
+    check("weight", weight, (outer, inner), *STORAGE)
+    count = -(-outer // COLUMNS)
+    padded = torch.zeros((count * COLUMNS, inner), dtype=weight.dtype)
+    padded[:outer] = weight
+    panels = padded.view(count, COLUMNS, inner).transpose(1, 2).contiguous()
+    return Packed(view(panels), outer)
 
 
 @njit(nogil=True, cache=True)
-def _call_stream(weight: Any, x: Any, out: Any) -> None:
-    stream(weight, x, out)
+def _tile(rows: int, x: Any, panel: Any, depth: int, out: Any, add: Any) -> None:
+    if rows == ROWS:
+        outer_tile(x, panel, depth, out, add, ROWS, VECTORS)
+    elif rows == 5:
+        outer_tile(x, panel, depth, out, add, 5, VECTORS)
+    elif rows == 4:
+        outer_tile(x, panel, depth, out, add, 4, VECTORS)
+    elif rows == 3:
+        outer_tile(x, panel, depth, out, add, 3, VECTORS)
+    elif rows == 2:
+        outer_tile(x, panel, depth, out, add, 2, VECTORS)
+    else:
+        outer_tile(x, panel, depth, out, add, 1, VECTORS)
 
 
-def streamable(weight: torch.Tensor) -> "np.ndarray[Any, Any]":
-    """Return the array of a weight that `stream` takes."""
-    return weight.numpy() if weight.dtype is torch.float32 else weight.view(torch.uint32).numpy()
+@njit(nogil=True, cache=True)
+def _multiply_panel(panels: Any, number: int, x: Any, out: Any, first: int) -> None:
+    """Write the product with one panel to columns first.. of `out`."""
+    rows, inner = x.shape
+    stride = out.shape[1]
+    tiles = (rows + ROWS - 1) // ROWS
+    for k in range(0, inner, DEPTH):
+        depth = min(DEPTH, inner - k)
+        panel = (at(panels, (number * inner + k) * COLUMNS), COLUMNS)
+        for tile in range(tiles):
+            row, end = rows * tile // tiles, rows * (tile + 1) // tiles
+            left = (at(x, row * inner + k), inner)
+            target = (at(out, row * stride + first), stride)
+            _tile(end - row, left, panel, depth, target, k > 0)
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def _widen_all(weight: Any, out: Any) -> None:
-    for n in prange(weight.shape[0]):
-        for k in range(weight.shape[1]):
-            out[n, k] = widen(weight[n, k])
+def multiply(panels: Any, bias: Any, x: Any, out: Any) -> None:
+    """Write x @ weight.T + bias to `out`, all arrays; an absent bias is empty."""
+    rows, outer = out.shape
+    for number in prange(panels.shape[0]):
+        first = number * COLUMNS
+        if first + COLUMNS <= outer:
+            _multiply_panel(panels, number, x, out, first)
+        else:
+            edge = np.empty((rows, COLUMNS), np.float32)
+            _multiply_panel(panels, number, x, edge, 0)
+            out[:, first:] = edge[:, : outer - first]
+        if bias.size:
+            for row in range(rows):
+                for i in range(first, min(first + COLUMNS, outer)):
+                    out[row, i] += bias[i]
+
+
+def bias_array(bias: torch.Tensor | None) -> Any:
+    """Return what `multiply` takes."""
+    return np.empty(0, np.float32) if bias is None else bias.numpy()
 
 
 def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    workspace: Workspace,
+    x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, out: torch.Tensor
 ) -> torch.Tensor:
     """Write x @ weight.T + bias to `out` and return it.
 
-    x: [M, K] float32; weight: [N, K] float32 or bfloat16 (K even); bias: [N] float32 or None;
-    out: [M, N] float32. Raises ValueError for other shapes or dtypes.
+    x: [M, K] float32; bias: [N] float32 or None; out: [M, N] float32. Raises ValueError for other
+    shapes or dtypes.
     """
-    (rows, inner), outer = x.shape, weight.shape[0]
-    check("x", x, (rows, inner), torch.float32)
-    check("weight", weight, (outer, inner), *STORAGE)
-    check("out", out, (rows, outer), torch.float32)
-    if rows > FEW_ROWS:
-        torch.mm(x, _widened(weight, workspace).T, out=out)
-    else:
-        _call_stream(streamable(weight), x.numpy(), out.numpy())
+    rows = x.shape[0]
+    check("x", x, (rows, weight.panels.shape[1]), torch.float32)
+    check("out", out, (rows, weight.outer), torch.float32)
     if bias is not None:
-        check("bias", bias, (outer,), torch.float32)
-        out += bias
+        check("bias", bias, (weight.outer,), torch.float32)
+    multiply(weight.panels, bias_array(bias), x.numpy(), out.numpy())
     return out
-
-
-def _widened(weight: torch.Tensor, workspace: Workspace) -> torch.Tensor:
-    if weight.dtype is torch.float32:
-        return weight
-    wide = workspace.take("linear.weight", tuple(weight.shape))
-    _widen_all(view(weight), wide.numpy())
-    return wide

@@ -7,7 +7,7 @@ import torch
 from numba import njit, prange
 
 from agentserve_kernels.scalar import FAST
-from agentserve_kernels.tensors import check
+from agentserve_kernels.tensors import PARALLEL_ROWS, check
 
 
 def _rows(residual: Any, delta: Any, weight: Any, eps: Any, out: Any) -> None:
@@ -23,8 +23,17 @@ def _rows(residual: Any, delta: Any, weight: Any, eps: Any, out: Any) -> None:
             out[row, i] = residual[row, i] * scale * weight[i]
 
 
-norm_rows = njit(fastmath=FAST, nogil=True, cache=True)(_rows)
+_serial = njit(fastmath=FAST, nogil=True, cache=True)(_rows)
 _parallel = njit(parallel=True, fastmath=FAST, nogil=True, cache=True)(_rows)
+
+
+@njit(nogil=True, cache=True)
+def norm_rows(residual: Any, delta: Any, weight: Any, eps: Any, out: Any) -> None:
+    """Do what `add_rms_norm` does, on arrays; callable from numba."""
+    if residual.shape[0] < PARALLEL_ROWS:
+        _serial(residual, delta, weight, eps, out)
+    else:
+        _parallel(residual, delta, weight, eps, out)
 
 
 def add_rms_norm(
@@ -43,5 +52,5 @@ def add_rms_norm(
     check("delta", delta, shape, torch.float32)
     check("weight", weight, shape[1:], torch.float32)
     check("out", out, shape, torch.float32)
-    _parallel(residual.numpy(), delta.numpy(), weight.numpy(), np.float32(eps), out.numpy())
+    norm_rows(residual.numpy(), delta.numpy(), weight.numpy(), np.float32(eps), out.numpy())
     return out

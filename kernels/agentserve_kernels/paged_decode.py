@@ -4,7 +4,6 @@ Each task takes one sequence, one KV head and a run of blocks (split-KV, as in F
 a running maximum (online softmax, arXiv 1805.02867); a second pass joins the runs.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,71 +11,130 @@ import numpy as np
 import torch
 from numba import get_num_threads, njit, prange
 
-from agentserve_kernels.scalar import FAST, exp32, widen
+from agentserve_kernels.scalar import FAST, exp32, largest, widen
 from agentserve_kernels.tensors import DecodeRows, Pages, Workspace, check, view
+from agentserve_kernels.tiles import WIDTH, at, dot_tile, outer_tile
+
+SPAN_BLOCKS = 4  # blocks between two looks at the maximum
+TOKENS = 4  # of a tile of scores, with up to three query heads
+LANES = 4 * WIDTH  # of a tile of values
 
 
-@functools.cache
-def _partial_kernel(group: int, dim: int) -> Any:
-    """Compile for one head shape: constant bounds let LLVM unroll the inner loops.
+@njit(nogil=True, cache=True)
+def _scores(cache: Any, keys: int, queries: Any, count: int, out: Any, column: int) -> None:
+    """Write to columns column.. of `out` the dot products of `count` keys with all `queries`.
 
-    One function, because numba's cache takes closures over numbers, not over other kernels.
+    keys: where in the flat cache the first one lies; queries: [group, dim]; out: [group, span].
     """
+    group, dim = queries.shape
+    span = out.shape[1]
+    for g in range(0, group, 3):
+        some = (at(queries, g * dim), dim)
+        for t in range(0, count - TOKENS + 1, TOKENS):
+            key = (at(cache, keys + t * dim), dim)
+            target = (at(out, g * span + column + t), span)
+            if group - g >= 3:
+                dot_tile(key, some, dim, target, TOKENS, 3)
+            elif group - g == 2:
+                dot_tile(key, some, dim, target, TOKENS, 2)
+            else:
+                dot_tile(key, some, dim, target, TOKENS, 1)
+        for t in range(count - count % TOKENS, count):
+            key = (at(cache, keys + t * dim), dim)
+            for row in range(g, min(g + 3, group)):
+                target = (at(out, row * span + column + t), span)
+                dot_tile(key, (at(queries, row * dim), dim), dim, target, 1, 1)
 
-    @njit(parallel=True, fastmath=FAST, nogil=True, cache=True)
-    def partial(query: Any, pages: Any, decode: Any, running: Any) -> None:
-        cache, layer, tables = pages
-        rows, slots, lengths = decode
-        maxima, sums, accumulated = running
-        kv_heads, block_size = cache.shape[3], cache.shape[4]
-        splits = maxima.shape[2]
-        scale = np.float32(1) / np.sqrt(np.float32(dim))
-        for task in prange(rows.size * kv_heads * splits):
-            n, rest = task // (kv_heads * splits), task % (kv_heads * splits)
-            head, split = rest // splits, rest % splits
-            blocks = (lengths[n] + block_size - 1) // block_size
-            scaled = query[rows[n], head * group : (head + 1) * group] * scale
-            scores = np.empty((group, block_size), np.float32)
-            top, total = maxima[n, head, split], sums[n, head, split]
-            values = accumulated[n, head, split]
-            top[:] = np.float32(-1e30)
-            total[:] = np.float32(0)
-            values[:] = np.float32(0)
-            for b in range(blocks * split // splits, blocks * (split + 1) // splits):
-                record = cache[np.int64(tables[slots[n], b]), layer]
-                count = min(block_size, lengths[n] - b * block_size)
-                for t in range(count):
-                    for g in range(group):
-                        dot = np.float32(0)
-                        for i in range(dim):
-                            dot += scaled[g, i] * widen(record[0, head, t, i])
-                        scores[g, t] = dot
-                _rescale(scores, count, top, total, values)
-                for t in range(count):
-                    for g in range(group):
-                        weight = scores[g, t]
-                        for i in range(dim):
-                            values[g, i] += weight * widen(record[1, head, t, i])
 
-    return partial
+@njit(nogil=True, cache=True)
+def _add_values(scores: Any, column: int, cache: Any, values: int, count: int, out: Any) -> None:
+    """Add to out [group, dim] the sums of `count` values, weighted by columns column.. of `scores`.
+
+    values: where in the flat cache the first one lies.
+    """
+    group, dim = out.shape
+    span = scores.shape[1]
+    whole, lanes = dim // LANES * LANES, dim // WIDTH * WIDTH
+    for g in range(0, group, 3):
+        left = (at(scores, g * span + column), span)
+        for i in range(0, whole, LANES):
+            right, target = (at(cache, values + i), dim), (at(out, g * dim + i), dim)
+            if group - g >= 3:
+                outer_tile(left, right, count, target, True, 3, 4)
+            elif group - g == 2:
+                outer_tile(left, right, count, target, True, 2, 4)
+            else:
+                outer_tile(left, right, count, target, True, 1, 4)
+        for row in range(g, min(g + 3, group)):
+            one = (at(scores, row * span + column), span)
+            for i in range(whole, lanes, WIDTH):
+                right, target = (at(cache, values + i), dim), (at(out, row * dim + i), dim)
+                outer_tile(one, right, count, target, True, 1, 1)
+
+
+@njit(parallel=True, fastmath=FAST, nogil=True, cache=True)
+def _partial(query: Any, pages: Any, decode: Any, running: Any) -> None:
+    cache, layer, tables = pages
+    lines, slots, lengths = decode
+    layers, _, kv_heads, block_size, dim = cache.shape[1:]
+    _, _, splits, group = running[0].shape
+    span, size = SPAN_BLOCKS * block_size, block_size * dim
+    scale = np.float32(1) / np.sqrt(np.float32(dim))
+    for task in prange(lines.size * kv_heads * splits):
+        n, rest = task // (kv_heads * splits), task % (kv_heads * splits)
+        head, split = rest // splits, rest % splits
+        table, length = tables[slots[n]], lengths[n]
+        blocks = (length + block_size - 1) // block_size
+        queries = query[lines[n], head * group : (head + 1) * group] * scale
+        scores = np.empty((group, span), np.float32)
+        top, total = running[0][n, head, split], running[1][n, head, split]
+        values = running[2][n, head, split]
+        top[:], total[:], values[:] = np.float32(-1e30), np.float32(0), np.float32(0)
+        end = blocks * (split + 1) // splits
+        for first in range(blocks * split // splits, end, SPAN_BLOCKS):
+            count = min(SPAN_BLOCKS * block_size, length - first * block_size)
+            count = min(count, (end - first) * block_size)
+            for t in range(0, count, block_size):
+                record = np.int64(table[first + t // block_size]) * layers + layer
+                keys = (2 * record * kv_heads + head) * size
+                _scores(cache, keys, queries, min(block_size, count - t), scores, t)
+            _rescale(scores, count, top, total, values)
+            for t in range(0, count, block_size):
+                block = np.int64(table[first + t // block_size])
+                record = block * layers + layer
+                first_value = ((2 * record + 1) * kv_heads + head) * size
+                some = min(block_size, count - t)
+                _add_values(scores, t, cache, first_value, some, values)
+                if dim % WIDTH:
+                    _add_rest(scores[:, t:], cache[block, layer, 1, head], some, values)
+
+
+@njit(fastmath=FAST, nogil=True, cache=True)
+def _add_rest(scores: Any, values: Any, tokens: int, out: Any) -> None:
+    """Do what `_add_values` does for the last elements of a head, which fill no register."""
+    group, dim = out.shape
+    for g in range(group):
+        for t in range(tokens):
+            for i in range(dim // WIDTH * WIDTH, dim):
+                out[g, i] += scores[g, t] * widen(values[t, i])
 
 
 @njit(fastmath=FAST, nogil=True, cache=True)
 def _rescale(scores: Any, count: int, maxima: Any, sums: Any, values: Any) -> None:
     """Turn scores into weights under the new maximum, and bring the running sums under it."""
     for g in range(maxima.size):
-        top = maxima[g]
-        for t in range(count):
-            top = max(top, scores[g, t])
+        row = scores[g]
+        top = max(maxima[g], largest(row[:count]))
         shrink = exp32(maxima[g] - top)
         maxima[g] = top
         total = np.float32(0)
         for t in range(count):
-            scores[g, t] = exp32(scores[g, t] - top)
-            total += scores[g, t]
+            row[t] = exp32(row[t] - top)
+            total += row[t]
         sums[g] = sums[g] * shrink + total
-        for i in range(values.shape[1]):
-            values[g, i] *= shrink
+        if shrink != np.float32(1):
+            for i in range(values.shape[1]):
+                values[g, i] *= shrink
 
 
 @njit(fastmath=FAST, nogil=True, cache=True)
@@ -141,10 +199,9 @@ def decode_attention(
     rows = decode.rows.numpy()
     lists = (rows, decode.slots.numpy(), decode.lengths.numpy())
     blocks = view(cache)
-    partial = _partial_kernel(heads // kv_heads, dim)
 
     def attend(query: Any, layer: int, tables: Any, out: Any) -> None:
-        partial(query, (blocks, layer, tables), lists, running)
+        _partial(query, (blocks, layer, tables), lists, running)
         _join(running, rows, out)
 
     return attend

@@ -1,62 +1,140 @@
 """Attention of a chunk of new tokens of one sequence over its paged cache.
 
-Keys and values are gathered (and widened) into reused buffers, then two batched GEMMs with a fused
-causal softmax between them, tile by tile of queries so that the scores stay in the cache.
+Keys and values are widened once into panels that fit the register tiles. Then each task takes some
+of the chunk's tokens with one KV head, and goes over the keys in spans whose scores stay in the
+core's own cache (FlashAttention, arXiv 2205.14135): products, online softmax, products.
 """
 
 from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import get_num_threads, get_thread_id, njit, prange
 
-from agentserve_kernels.scalar import FAST, exp32, widen
+from agentserve_kernels.scalar import FAST, exp32, largest, widen
 from agentserve_kernels.tensors import Chunk, Pages, Workspace, check, view
+from agentserve_kernels.tiles import COLUMNS, ROWS, VECTORS, at, outer_tile
 
-SCORE_BUDGET = 2 * 1024 * 1024  # float32 scores of one tile of queries, all heads
+SCORE_ROWS = 96  # of a task: tokens times the heads that share a KV head
+SPAN = 512  # keys at a time, a multiple of COLUMNS: their scores are 192 KB
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def _gather(cache: Any, layer: int, table: Any, length: int, out: Any) -> None:
-    kv_heads, block_size, dim = cache.shape[3], cache.shape[4], cache.shape[5]
-    for b in prange((length + block_size - 1) // block_size):
-        block = np.int64(table[b])
-        first = b * block_size
-        for part in range(2):
-            for head in range(kv_heads):
-                for t in range(min(block_size, length - first)):
-                    for i in range(dim):
-                        out[part, head, first + t, i] = widen(cache[block, layer, part, head, t, i])
+def _gather(cache: Any, layer: int, table: Any, length: int, panels: Any) -> None:
+    """Widen to keys [kv_heads, panels, D, COLUMNS] and values [kv_heads, tokens, width].
 
-
-@njit(fastmath=True, nogil=True, cache=True)
-def _largest(row: Any) -> Any:
-    # Only a maximum that may ignore NaN is vectorised; exp32 finds the NaN again.
-    top = np.float32(-1e30)
-    for i in range(row.size):
-        top = max(top, row[i])
-    return top
-
-
-@njit(parallel=True, fastmath=FAST, nogil=True, cache=True)
-def _causal_softmax(scores: Any, start: int, scale: Any) -> None:
-    """Turn scores [kv_heads, count, group, end] into weights; token c sees start + c + 1 keys."""
-    kv_heads, count, group, end = scores.shape
+    The last panel's spare columns repeat its last token, which no row sees.
+    """
+    keys, values = panels
+    layers, _, kv_heads, block_size, dim = cache.shape[1:]
+    count, size, flat = keys.shape[1], block_size * dim, cache.reshape(-1)
     for task in prange(kv_heads * count):
-        head, token = task // count, task % count
-        seen = start + token + 1
-        for g in range(group):
-            row = scores[head, token, g]
-            top = _largest(row[:seen])
-            total = np.float32(0)
-            for i in range(seen):
-                row[i] = exp32((row[i] - top) * scale)
-                total += row[i]
-            inverse = np.float32(1) / total
-            for i in range(seen):
-                row[i] *= inverse
-            for i in range(seen, end):
-                row[i] = np.float32(0)
+        head, panel = task // count, task % count
+        starts = np.empty(COLUMNS, np.int64)
+        for column in range(COLUMNS):
+            token = min(panel * COLUMNS + column, length - 1)
+            record = np.int64(table[token // block_size]) * layers + layer
+            starts[column] = (2 * record * kv_heads + head) * size + token % block_size * dim
+        for i in range(dim):  # outside: all columns of a key's element are written together
+            for column in range(COLUMNS):
+                keys[head, panel, i, column] = widen(flat[starts[column] + i])
+        for column in range(COLUMNS):
+            token = panel * COLUMNS + column
+            for i in range(dim):
+                values[head, token, i] = widen(flat[starts[column] + kv_heads * size + i])
+            values[head, token, dim:] = np.float32(0)
+
+
+@njit(fastmath=FAST, nogil=True, cache=True)
+def _online_softmax(scores: Any, keys: int, seen: int, group: int, running: Any) -> None:
+    """Turn scores into weights under the new maxima, and bring the running sums under them.
+
+    Rows 0..group-1 see the first `seen` of the span's `keys`, the next rows one more, and so on.
+    """
+    maxima, sums, accumulated = running
+    for r in range(maxima.size):
+        row = scores[r]
+        count = max(0, min(keys, seen + r // group))
+        top = max(maxima[r], largest(row[:count]))
+        shrink = exp32(maxima[r] - top)
+        maxima[r] = top
+        total = np.float32(0)
+        for i in range(count):
+            weight = exp32(row[i] - top)
+            row[i] = weight
+            total += weight
+        row[count:keys] = np.float32(0)
+        sums[r] = sums[r] * shrink + total
+        if shrink != np.float32(1):
+            for i in range(accumulated.shape[1]):
+                accumulated[r, i] *= shrink
+
+
+@njit(nogil=True, cache=True)
+def _attend_rows(rows: Any, panels: Any, visible: Any, scratch: Any) -> None:
+    """Accumulate softmax(rows @ keys.T) @ values over all spans; `rows` is a multiple of ROWS.
+
+    visible: (keys that the first row sees, rows a token, keys that the last row sees).
+    """
+    keys, values = panels
+    scores, running = scratch
+    seen, group, end = visible
+    count, dim = rows.shape
+    width = values.shape[1]
+    accumulated = running[2]
+    for first in range(0, end, SPAN):
+        span = min(SPAN, (end - first + COLUMNS - 1) // COLUMNS * COLUMNS)
+        for column in range(0, span, COLUMNS):
+            panel = (at(keys, (first + column) * dim), COLUMNS)
+            for r in range(0, count, ROWS):
+                target = (at(scores, r * SPAN + column), SPAN)
+                left = (at(rows, r * dim), dim)
+                outer_tile(left, panel, dim, target, False, ROWS, VECTORS)
+        _online_softmax(scores, span, seen - first, group, running)
+        for column in range(0, width, COLUMNS):
+            right = (at(values, first * width + column), width)
+            for r in range(0, count, ROWS):
+                target = (at(accumulated, r * width + column), width)
+                left = (at(scores, r * SPAN), SPAN)
+                outer_tile(left, right, span, target, True, ROWS, VECTORS)
+
+
+@njit(parallel=True, nogil=True, cache=True)
+def _attend(query: Any, start: int, panels: Any, scratch: Any, out: Any) -> None:
+    """Attend from the tokens of query [count, heads, D], at positions start.., to the panels."""
+    keys, values = panels
+    count, heads, dim = query.shape
+    kv_heads = keys.shape[0]
+    group = heads // kv_heads
+    scale = np.float32(1) / np.sqrt(np.float32(dim))
+    tiles = (count * group + SCORE_ROWS - 1) // SCORE_ROWS
+    for task in prange(kv_heads * tiles):
+        head, tile = task % kv_heads, task // kv_heads
+        first, end = count * tile // tiles, count * (tile + 1) // tiles
+        used = (end - first) * group
+        size = (used + ROWS - 1) // ROWS * ROWS
+        worker = get_thread_id()
+        rows, scores, maxima, sums, accumulated = (
+            scratch[0][worker, :size],
+            scratch[1][worker],
+            scratch[2][worker, :size],
+            scratch[3][worker, :size],
+            scratch[4][worker, :size],
+        )
+        for r in range(size):
+            token = first + min(r, used - 1) // group  # the last rows only fill a tile
+            for i in range(dim):
+                rows[r, i] = query[token, head * group + r % group, i] * scale
+        maxima[:] = np.float32(-1e30)
+        sums[:] = np.float32(0)
+        accumulated[:] = np.float32(0)
+        visible = (start + first + 1, group, start + end)
+        running = (maxima, sums, accumulated)
+        _attend_rows(rows, (keys[head], values[head]), visible, (scores, running))
+        for r in range(used):
+            inverse = np.float32(1) / sums[r]
+            for i in range(dim):
+                out[first + r // group, head * group + r % group, i] = accumulated[r, i] * inverse
 
 
 def paged_prefill(
@@ -72,42 +150,37 @@ def paged_prefill(
     ValueError for other shapes or dtypes.
     """
     _, heads, dim = query.shape
-    kv_heads = pages.cache.shape[3]
     check("query", query, (query.shape[0], heads, dim), torch.float32)
     check("out", out, tuple(query.shape), torch.float32)
     pages.check(dim)
+    prefill_attention(pages.cache, heads, chunk, workspace)(
+        query.numpy(), pages.layer, pages.tables.numpy(), out.numpy()
+    )
+
+
+def prefill_attention(cache: torch.Tensor, heads: int, chunk: Chunk, workspace: Workspace) -> Any:
+    """Return attend(query, layer, tables, out) on arrays, to be called for every layer of a step.
+
+    What does not depend on the layer is prepared here once. The arrays are not checked.
+    """
+    kv_heads, dim = cache.shape[3], cache.shape[5]
     length = chunk.start + chunk.count
-    gathered = workspace.take("prefill.kv", (2, kv_heads, length, dim))
-    table = pages.tables[chunk.slot].numpy()
-    _gather(view(pages.cache), pages.layer, table, length, gathered.numpy())
-    tile = max(1, SCORE_BUDGET // (heads * length))
-    for first in range(0, chunk.count, tile):
-        part = Chunk(
-            chunk.slot, chunk.row + first, chunk.start + first, min(tile, chunk.count - first)
-        )
-        _attend_tile(query, gathered, part, out, workspace)
+    count = -(-length // COLUMNS)
+    width = -(-dim // COLUMNS) * COLUMNS
+    panels = (
+        workspace.take("prefill.keys", (kv_heads, count, dim, COLUMNS)).numpy(),
+        workspace.take("prefill.widened", (kv_heads, count * COLUMNS, width)).numpy(),
+    )
+    threads, rows = get_num_threads(), -(-(SCORE_ROWS + heads // kv_heads) // ROWS) * ROWS
+    shapes = {"rows": (dim,), "scores": (SPAN,), "maxima": (), "sums": (), "values": (width,)}
+    scratch = tuple(
+        workspace.take(f"prefill.{name}", (threads, rows, *rest)).numpy()
+        for name, rest in shapes.items()
+    )
+    blocks, here = view(cache), slice(chunk.row, chunk.row + chunk.count)
 
+    def attend(query: Any, layer: int, tables: Any, out: Any) -> None:
+        _gather(blocks, layer, tables[chunk.slot], length, panels)
+        _attend(query[here], chunk.start, panels, scratch, out[here])
 
-def _attend_tile(
-    query: torch.Tensor,
-    gathered: torch.Tensor,
-    chunk: Chunk,
-    out: torch.Tensor,
-    workspace: Workspace,
-) -> None:
-    _, heads, dim = query.shape
-    kv_heads, end = gathered.shape[1], chunk.start + chunk.count
-    group = heads // kv_heads
-    keys, values = gathered[:, :, :end]
-    rows = slice(chunk.row, chunk.row + chunk.count)
-    grouped = (kv_heads, chunk.count, group, dim)
-    flat = (kv_heads, chunk.count * group, dim)
-    queries = workspace.take("prefill.query", grouped)
-    queries.copy_(query[rows].view(chunk.count, kv_heads, group, dim).transpose(0, 1))
-    scores = workspace.take("prefill.scores", (kv_heads, chunk.count * group, end))
-    torch.bmm(queries.view(flat), keys.transpose(1, 2), out=scores)
-    by_token = scores.view(kv_heads, chunk.count, group, end)
-    _causal_softmax(by_token.numpy(), chunk.start, np.float32(dim**-0.5))
-    attended = workspace.take("prefill.out", flat)
-    torch.bmm(scores, values, out=attended)
-    out[rows].view(chunk.count, kv_heads, group, dim).copy_(attended.view(grouped).transpose(0, 1))
+    return attend

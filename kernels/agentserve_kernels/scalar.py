@@ -51,26 +51,6 @@ def narrow(typing_context: Any, like: Any, value: Any) -> Any:
 
 
 @intrinsic
-def low_half(typing_context: Any, pair: Any) -> Any:
-    """Return the even element of two bfloat16 packed in a uint32, as float32."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.shl(args[0], ir.Constant(_I32, 16)), _F32)
-
-    return types.float32(types.uint32), generate
-
-
-@intrinsic
-def high_half(typing_context: Any, pair: Any) -> Any:
-    """Return the odd element of two bfloat16 packed in a uint32, as float32."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.and_(args[0], ir.Constant(_I32, 0xFFFF0000)), _F32)
-
-    return types.float32(types.uint32), generate
-
-
-@intrinsic
 def _power_of_two(typing_context: Any, exponent: Any) -> Any:
     """Return 2.0 ** exponent for an int32 in [-126, 127]."""
 
@@ -104,3 +84,15 @@ def exp32(x: Any) -> Any:
     series = series * rest + np.float32(1.0)
     value = series * _power_of_two(whole)
     return value if x >= np.float32(-87.0) else (np.float32(0.0) if x < np.float32(-87.0) else x)
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def largest(row: Any) -> Any:
+    """Return the largest number of a row, -1e30 at least.
+
+    Only a maximum that may ignore NaN is vectorised; `exp32` finds the NaN again.
+    """
+    top = np.float32(-1e30)
+    for i in range(row.size):
+        top = max(top, row[i])
+    return top

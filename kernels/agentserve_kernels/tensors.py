@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 STORAGE = (torch.float32, torch.bfloat16)
-FEW_ROWS = 32  # above this torch's GEMM is faster on a CPU (DECISIONS.md, 10)
+FEW_ROWS = 32  # steps up to this size attend token by token, without gathering the KV
+PARALLEL_ROWS = 16  # from here on, element-wise work is worth a parallel region
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Workspace:
     layer, which costs more than the arithmetic on them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._device = device
         self._buffers: dict[str, torch.Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -113,5 +115,5 @@ class Workspace:
         if buffer is None or buffer.numel() < size:
             # Grow by half at least, so that a growing context reallocates a few times only.
             grown = size if buffer is None else max(size, buffer.numel() * 3 // 2)
-            buffer = self._buffers[name] = torch.empty(grown)
+            buffer = self._buffers[name] = torch.empty(grown, device=self._device)
         return buffer[:size].view(shape)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from agentserve_kernels.activation import silu_mul
 from agentserve_kernels.kv_write import kv_write
-from agentserve_kernels.linear import linear
+from agentserve_kernels.linear import linear, pack
 from agentserve_kernels.norm import add_rms_norm
 from agentserve_kernels.paged_decode import paged_decode
 from agentserve_kernels.paged_prefill import paged_prefill
@@ -54,13 +54,23 @@ def close(actual, expected, tolerance=2e-5):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 2, 4, 7, 40])
-def test_linear_equals_its_reference(random, dtype, rows):
-    x = torch.randn((rows, 48), generator=random)
-    weight = torch.randn((50, 48), generator=random).to(dtype)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 40])
+@pytest.mark.parametrize("inner", [48, 1100])
+def test_linear_equals_its_reference(random, dtype, rows, inner):
+    x = torch.randn((rows, inner), generator=random)
+    weight = torch.randn((50, inner), generator=random).to(dtype)
     bias = torch.randn(50, generator=random)
-    got = linear(x, weight, bias, torch.empty((rows, 50)), Workspace())
+    got = linear(x, pack(weight), bias, torch.empty((rows, 50)))
     close(got, linear_reference(x, weight, bias), 1e-4)
+
+
+def test_a_row_of_linear_does_not_depend_on_its_neighbours(random):
+    x = torch.randn((40, 1100), generator=random)
+    weight = pack(torch.randn((64, 1100), generator=random).bfloat16())
+    whole = linear(x, weight, None, torch.empty((40, 64)))
+    for first, end in ((0, 1), (3, 8), (11, 40)):
+        some = linear(x[first:end].contiguous(), weight, None, torch.empty((end - first, 64)))
+        assert torch.equal(some, whole[first:end])
 
 
 @pytest.mark.parametrize("rows", [1, 30])
@@ -104,11 +114,10 @@ def test_kv_write_equals_its_reference(random, dtype, normed, rows):
 
 @pytest.mark.parametrize(
     ("dtype", "heads", "kv_heads"),
-    # Each head shape is compiled anew, for seconds: one shape for both types, the others for one.
-    [(DTYPES[0], 6, 2), (DTYPES[1], 6, 2), (DTYPES[0], 4, 4), (DTYPES[0], 5, 1)],
+    [(dtype, *heads) for dtype in DTYPES for heads in ((6, 2), (4, 4), (5, 1), (14, 2))],
 )
 def test_paged_decode_equals_its_reference_for_ragged_lengths(random, dtype, heads, kv_heads):
-    lengths = [1, BLOCK, BLOCK + 1, 5 * BLOCK - 1]
+    lengths = [1, BLOCK, BLOCK + 1, 13 * BLOCK - 1]
     pages = paged(random, dtype, kv_heads, lengths)
     order = torch.tensor([3, 0, 2, 1])
     decode = DecodeRows(torch.tensor([1, 2, 4, 5]), order, torch.tensor(lengths)[order])
@@ -119,17 +128,24 @@ def test_paged_decode_equals_its_reference_for_ragged_lengths(random, dtype, hea
     assert (out[[0, 3]] == 7.0).all(), "rows of other requests are not touched"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("start", [0, 5, 3 * BLOCK])
-def test_paged_prefill_equals_its_reference(random, dtype, start, monkeypatch):
-    monkeypatch.setattr("agentserve_kernels.paged_prefill.SCORE_BUDGET", 6 * 70 * 9)
-    pages = paged(random, dtype, 2, [start + 22, 4])
-    query = torch.randn((25, 6, DIM), generator=random) * 3
-    chunk = Chunk(slot=0, row=2, start=start, count=22)
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "start", "count"),
+    [
+        (DTYPES[0], 6, 2, 0, 22),
+        (DTYPES[1], 6, 2, 5, 22),
+        (DTYPES[1], 6, 2, 3 * BLOCK, 1),
+        (DTYPES[1], 4, 4, 700, 130),  # several spans of keys and several tiles of tokens
+        (DTYPES[0], 5, 1, 470, 45),
+    ],
+)
+def test_paged_prefill_equals_its_reference(random, dtype, heads, kv_heads, start, count):
+    pages = paged(random, dtype, kv_heads, [start + count, 4])
+    query = torch.randn((count + 3, heads, DIM), generator=random) * 3
+    chunk = Chunk(slot=0, row=2, start=start, count=count)
     out = torch.full_like(query, 7.0)
     paged_prefill(query, pages, chunk, out, Workspace())
-    close(out[2:24], paged_prefill_reference(query, pages, chunk))
-    assert (out[[0, 1, 24]] == 7.0).all()
+    close(out[2:-1], paged_prefill_reference(query, pages, chunk))
+    assert (out[[0, 1, -1]] == 7.0).all()
 
 
 def test_a_chunk_and_single_tokens_attend_alike(random):
@@ -193,8 +209,8 @@ def test_narrow_rounds_as_torch_does(random):
 
 def test_wrong_shapes_and_types_are_named():
     with pytest.raises(ValueError, match=r"out has shape \(1, 3\), expected \(1, 4\)"):
-        linear(torch.ones(1, 2), torch.ones(4, 2), None, torch.ones(1, 3), Workspace())
+        linear(torch.ones(1, 2), pack(torch.ones(4, 2)), None, torch.ones(1, 3))
     with pytest.raises(ValueError, match=r"weight is torch\.float64"):
-        linear(torch.ones(1, 2), torch.ones(4, 2).double(), None, torch.ones(1, 4), Workspace())
+        pack(torch.ones(4, 2).double())
     with pytest.raises(ValueError, match="gate_up is not contiguous"):
         silu_mul(torch.ones(8, 2).T, torch.ones(2, 4))
