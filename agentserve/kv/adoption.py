@@ -20,14 +20,18 @@ class Adoption:
 
         Without `evict`, one more too, and at the cost of no open sequence.
         """
+        wanted = [f.absent() + (not evict) for f in found]
+        pairs = zip(self._groups, wanted, strict=True)
+        if all(group.device.free >= count for group, count in pairs):
+            return True
         held: list[tuple[BlockPool, Block]] = []
         for group, f in zip(self._groups, found, strict=True):
             held += [(p, h) for h in f.holders() for p in group.pools if p.tier in h.copies]
         for pool, holder in held:
             pool.lock(holder)
         fits = all(
-            self._residency.make_room(number, f.absent() + (not evict), evict=evict)
-            for number, f in enumerate(found)
+            self._residency.make_room(number, count, evict=evict)
+            for number, count in enumerate(wanted)
         )
         for pool, holder in held:
             pool.unlock(holder.copies[pool.tier])
@@ -36,15 +40,22 @@ class Adoption:
     def adopt(self, number: int, chain: Chain, found: Found) -> int:
         """Let an active chain take what was found of one group; return how many tokens it got."""
         part, group = chain.groups[number], self._groups[number]
-        group.own(found.blocks)
-        group.disown(reversed(part.blocks))
+        if found.blocks != part.blocks:
+            group.own(found.blocks)
+            group.disown(reversed(part.blocks))
         part.blocks = found.blocks
         part.branch = None
         part.straight = True
         source, count = found.source, found.count
         tail = source if isinstance(source, Tail) else None
-        for holder in (*found.blocks, *([tail] if tail is not None else ())):
-            self._bring(chain, number, holder)
+        if all(DEVICE in block.copies for block in found.blocks):
+            group.device.lock_all(found.blocks)
+            chain.await_slots(block.copies[DEVICE] for block in found.blocks)
+        else:
+            for block in found.blocks:
+                self._bring(chain, number, block)
+        if tail is not None:
+            self._bring(chain, number, tail)
         for block in found.blocks:
             if not block.indexed:
                 group.index.intern(block)

@@ -216,9 +216,16 @@ class BlockPool:
     def unlock_all(self, holders: Iterable[Block]) -> None:
         """Give back one lock of each; from now on they count as used just now."""
         self._tick += 1
-        tier = self.tier
+        tier, tick, released = self.tier, self._tick, 0
         for holder in holders:
-            self.unlock(holder.copies[tier])
+            slot = holder.copies[tier]
+            if slot.locks == 1 and slot.dependents and not slot.doomed:  # nearly all of a chain
+                slot.locks, slot.last_used = 0, tick
+                released += 1
+            else:
+                self.unlock(slot)
+        self.locked -= released
+        self.releases += released
 
     def drop(self, holder: Block) -> None:
         """Free the copy of `holder`, if there is one: now, or at its last unlock."""

@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from agentserve.kv.blocks import Block, BlockPool, LogicalBlock, Slot, Tail
@@ -64,6 +64,10 @@ class Chain:
         """Let the chain wait for what a copy still fills, or still reads to fill another."""
         if slot.arriving:
             self.arriving.append((slot, slot.generation))
+
+    def await_slots(self, slots: Iterable[Slot]) -> None:
+        """Do so for each of them."""
+        self.arriving += [(slot, slot.generation) for slot in slots if slot.arriving]
 
     @property
     def loading(self) -> bool:
