@@ -30,19 +30,19 @@ def _gather(cache: Any, layer: int, table: Any, length: int, panels: Any) -> Non
     count, size, flat = keys.shape[1], block_size * dim, cache.reshape(-1)
     for task in prange(kv_heads * count):
         head, panel = task // count, task % count
-        starts = np.empty(COLUMNS, np.int64)
-        for column in range(COLUMNS):
-            token = min(panel * COLUMNS + column, length - 1)
-            record = np.int64(table[token // block_size]) * layers + layer
-            starts[column] = (2 * record * kv_heads + head) * size + token % block_size * dim
-        for i in range(dim):  # outside: all columns of a key's element are written together
-            for column in range(COLUMNS):
-                keys[head, panel, i, column] = widen(flat[starts[column] + i])
         for column in range(COLUMNS):
             token = panel * COLUMNS + column
+            seen = min(token, length - 1)
+            record = np.int64(table[seen // block_size]) * layers + layer
+            start = (2 * record * kv_heads + head) * size + seen % block_size * dim
+            # Slices: LLVM vectorises only what cannot overlap and needs no index of its own.
+            key, value = flat[start : start + dim], flat[start + kv_heads * size :][:dim]
+            wide = values[head, token]
             for i in range(dim):
-                values[head, token, i] = widen(flat[starts[column] + kv_heads * size + i])
-            values[head, token, dim:] = np.float32(0)
+                keys[head, panel, i, column] = widen(key[i])
+            for i in range(dim):
+                wide[i] = widen(value[i])
+            wide[dim:] = np.float32(0)
 
 
 @njit(fastmath=FAST, nogil=True, cache=True)
