@@ -114,8 +114,9 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     `tokens` are the input tokens of all rows, one after the other, packed. At depth 1 the token of
     a single-token row can be SAMPLED: it is what the row of the same slot in the step before, which
-    is in flight, has sampled. The host does not know it; the runner keeps it on the device. If that
-    row was not finite, or if its turn has ended, any id of the vocabulary will do.
+    is in flight, has sampled. The host does not know it; the runner keeps it on the device, and for
+    penalties counts it there. If that row was not finite, or if its turn has ended, any id of the
+    vocabulary will do.
     """
 
     step: int
@@ -182,7 +183,8 @@ class Runner(Protocol):
 
         launch(1) sample(1) | launch(2) collect(1) sample(2) | launch(3) collect(2) sample(3) | ...
 
-    - Work runs in the order of the calls, as on one stream; only saves and loads run beside it.
+    - Work runs in the order of the calls, as on one stream; only saves and loads run beside it. A
+      step ends with its sampling; `sample` is called for every step.
     - What `launch` is told of slots and tables holds for its own and later steps. What an earlier
       step in flight uses must not change under it: neither its tables nor its staging buffers.
     - `collect` waits for its own step, not for one launched since; by then a slot of its rows may

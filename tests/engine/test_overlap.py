@@ -284,15 +284,6 @@ def test_a_background_prefill_is_paused_after_its_row_in_flight():
     assert d.engine.stats().discarded_tokens == 0
 
 
-def test_a_background_prefill_without_room_keeps_what_its_row_in_flight_computes():
-    d = ahead(settings=EngineSettings(token_budget=16, check_invariants=True), num_blocks=8)
-    d.run(1, list(range(100, 112)), max_tokens=0)
-    turn = d.run(2, PROMPT, max_tokens=0, background=True)
-    assert d.finished[turn].kv_length == 20
-    longer = d.run(2, [1] * 9, keep=20, max_tokens=0, background=True)
-    assert d.finished[longer].kv_length == 20
-
-
 def test_a_background_prefill_ends_without_room_also_under_a_late_row():
     d = ahead(num_blocks=8)
     d.run(1, list(range(100, 112)), max_tokens=0)
@@ -309,11 +300,13 @@ def test_a_background_prefill_ends_without_room_also_under_a_late_row():
 
 
 class Spoiled(RecordingRunner):
-    """The row of slot 0 in step 4 is not finite, and its KV is garbage."""
+    """The row of slot 0 in step `bad` is not finite, and its KV is garbage."""
+
+    bad = 4
 
     def launch(self, plan):
         step = super().launch(plan)
-        step.finite = [row.slot != 0 or plan.step != 4 for row in plan.rows]
+        step.finite = [row.slot != 0 or plan.step != self.bad for row in plan.rows]
         for row, good in zip(plan.rows, step.finite, strict=True):
             if not good:
                 self.write(row.slot, row.start, [-7] * row.count)
@@ -333,6 +326,22 @@ def test_a_row_that_is_not_finite_ends_its_turn_and_the_row_behind_it_is_ignored
     assert_nothing_is_left(d)
     again = d.run(1, PROMPT, max_tokens=9)
     assert d.output[again] == OUTPUT[:9]
+
+
+@pytest.mark.parametrize(("bad", "end"), [(9, ("prefilled", 4)), (2, ("error", 0))])
+def test_a_background_prefill_that_lost_its_room_ends_once_its_row_in_flight_is_known(bad, end):
+    settings = EngineSettings(token_budget=16, check_invariants=True)
+    d = ahead(runner=Spoiled, num_blocks=8, settings=settings)
+    d.runner.bad = bad
+    d.run(1, [1, 2, 3], max_tokens=0)
+    turn = d.submit(2, PROMPT, max_tokens=0, background=True)
+    d.step()
+    for number in range(10, 16):  # each takes a block for its copy of the tail
+        d.engine.apply(Fork(1, 1, number, 1, 3))
+    assert d.engine.stats().blocks_free == 0
+    d.drain()
+    assert (d.finished[turn].reason, d.finished[turn].kv_length) == end
+    assert_nothing_is_left(d)
 
 
 class Ladder:
