@@ -17,7 +17,7 @@ PIP := $(PY) -m pip install --disable-pip-version-check -q -c constraints.txt
 endif
 BASE := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help demo test check fmt sim record-sim progress exactness mutants bench-tools bench-scale bench-residency bench-prepared clean
+.PHONY: help demo test check fmt sim record-sim progress exactness mutants bench-tools bench-scale bench-residency bench-prepared bench-floor bench-overhead bench-history clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -45,7 +45,8 @@ sim: $(STAMPS)/installed  ## seeded simulation, a tenth of it on the simulated d
 	$(PY) -m agentserve.engine.simrunner --seeds $$(($(SEEDS) / 10)) --jobs 2
 
 # The scripts in benchmarks/ import their neighbours and the tests' support modules.
-record-sim progress exactness mutants bench-tools bench-scale bench-residency bench-prepared: \
+record-sim progress exactness mutants bench-tools bench-scale bench-residency bench-prepared \
+bench-floor bench-overhead bench-history: \
 	export PYTHONPATH = benchmarks:tests/support
 
 record-sim: $(STAMPS)/installed  ## the same, written to benchmarks/results/simulation.json
@@ -71,6 +72,15 @@ bench-residency: $(STAMPS)/installed  ## 16 agents on KV for 4: four residency p
 
 bench-prepared: $(STAMPS)/installed-test  ## TTFT of a user message after a tool loop, prepared or not, 5 minutes
 	$(PY) benchmarks/prepared_history.py --json
+
+bench-floor: $(STAMPS)/installed  ## this machine's rates, and the least time of two workloads, 1 minute
+	$(PY) benchmarks/floor.py --json
+
+bench-overhead: $(STAMPS)/installed  ## what the server adds to a turn, by tokens of history, 2 minutes
+	$(PY) benchmarks/overhead.py --json
+
+bench-history: $(STAMPS)/installed  ## turn 100 of a loop of equal turns against turn 1, 5 minutes
+	$(PY) benchmarks/history.py --json
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .stamps .pytest_cache .mypy_cache .ruff_cache .hypothesis
