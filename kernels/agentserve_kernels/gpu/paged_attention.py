@@ -133,8 +133,6 @@ def attention_tuning(dim: int, dtype: torch.dtype, group: int) -> Tuning:
     least = max(16, triton.next_power_of_2(group))
     if dtype is torch.float32:
         return Tuning(rows=max(least, 32), keys=32, warps=8, stages=2)
-    if dim <= 64:
-        return Tuning(rows=max(least, 128), keys=64, warps=4, stages=3)
     if dim <= 128:
         return Tuning(rows=max(least, 128), keys=64, warps=8, stages=3)
     return Tuning(rows=max(least, 64), keys=32, warps=8, stages=2)
