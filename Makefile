@@ -17,7 +17,9 @@ PIP := $(PY) -m pip install --disable-pip-version-check -q -c constraints.txt
 endif
 BASE := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help demo test check fmt sim record-sim progress exactness mutants bench-tools bench-scale bench-residency bench-prepared bench-floor bench-overhead bench-history clean
+.PHONY: help demo test check fmt sim record-sim progress exactness mutants \
+	bench-tools bench-scale bench-residency bench-prepared bench-floor bench-overhead bench-history \
+	gpu-compile clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -81,6 +83,10 @@ bench-overhead: $(STAMPS)/installed  ## what the server adds to a turn, by token
 
 bench-history: $(STAMPS)/installed  ## turn 100 of a loop of equal turns against turn 1, 5 minutes
 	$(PY) benchmarks/history.py --json
+
+gpu-compile: export PYTHONPATH = .
+gpu-compile: $(STAMPS)/installed-test  ## registers and spills of the GPU kernels, compiled without a GPU
+	$(PY) benchmarks/gpu/compiled.py --out benchmarks/results/gpu_kernels.json
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .stamps .pytest_cache .mypy_cache .ruff_cache .hypothesis
