@@ -28,7 +28,7 @@ class AgentserveEmbedded:
         """Start the worker, which loads the model in its own process, and warm it up."""
         model = str(places.weights)
         path = os.pathsep.join(part for part in (str(BENCHMARKS), *sys.path) if part)
-        self._link, self._about = await WorkerLink.start(
+        self._link, ready = await WorkerLink.start(
             [sys.executable, "-m", "peers.workers.agentserve_worker"],
             os.environ | {"PYTHONPATH": path},
             places.logs / f"{self.name}.log",
@@ -37,6 +37,7 @@ class AgentserveEmbedded:
             kv_bytes=case.kv_tokens * token_bytes(model),
             host_bytes=case.host_bytes,
         )
+        self._about = {key: value for key, value in ready.items() if key != "event"}
 
     def about(self) -> dict[str, Any]:
         """What the worker said of itself."""

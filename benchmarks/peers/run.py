@@ -76,7 +76,7 @@ async def one_run(
 
 def line(run: Run) -> str:
     """Return one run as a line."""
-    head = f"{run['case']:12}{run['system']:21}"
+    head = f"{run['case']:14}{run['system']:21}"
     if "failure" in run:
         return f"{head}failed: {run['failure']}"
     figures = run["figures"]
