@@ -103,8 +103,8 @@ class Scheduler:
             self._admit_waiting(budget)
             self._kv.residency.pump()
         copies = self._kv.copies.take(self._clock.monotonic())
-        waits = self._kv.copies and not in_flight
-        if not (self._counts or copies or self._admitted or waits):
+        wanted = self._admitted if in_flight else self._kv.copies  # to be told, to be waited for
+        if not (self._counts or copies or wanted):
             return None
         return self._build(
             [
