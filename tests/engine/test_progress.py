@@ -4,7 +4,8 @@ import pytest
 from counts import COUNTS
 from small_worlds import check_ends, explore, overload, small_world
 
-from agentserve.kv.residency import Residency
+from agentserve.kv.blocks import NoRoom
+from agentserve.kv.chains import KvCache
 
 DEPTH = {0: 8, 1: 7}  # moves, by the runner's depth; `make progress DEPTH=10` goes further
 LEAST = {0: 1500, 1: 800}  # states
@@ -25,8 +26,8 @@ def test_random_overloads_always_finish_and_give_the_right_tokens():
     assert turns > 5 * OVERLOADS
 
 
-def test_an_engine_that_cannot_make_room_is_found_out(monkeypatch):
-    monkeypatch.setattr(Residency, "make_room", lambda *_, **__: False)
+def test_an_engine_that_never_finds_room_is_found_out(monkeypatch):
+    monkeypatch.setattr(KvCache, "acquire", lambda *_, **__: NoRoom(1, 0))
     stuck = small_world(0)
     for number in (1, 2):
         stuck.submit(number, [number] * 3)
