@@ -29,7 +29,8 @@ def modules(monkeypatch):
     """The package beside the other benchmarks can be imported."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "peers"]:
+    own = ("peers", "floor", "floor_rates", "circumstances")
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
         del sys.modules[name]
 
 
@@ -137,6 +138,16 @@ def test_a_history_is_what_was_sent_and_what_was_sampled():
     assert histories.prompt(0, 0) == [1, 2]
     histories.said(0, [3])
     assert histories.prompt(0, 1) == [1, 2, 3, 4]
+
+
+def test_the_floor_is_of_the_tokens_that_are_computed():
+    from peers.floors import turn_work
+    from peers.workload import TokenTurn
+
+    first, second = turn_work([TokenTurn([0] * 10, 3, 1.0), TokenTurn([0] * 5, 3, 0.0)], 4)
+    assert (first.cached, first.new, first.output, first.gap_s) == (4, 6, 3, 1.0)
+    assert (second.cached, second.new) == (12, 6)  # the last sampled token and five more
+    assert second.cached + second.new == 10 + 3 + 5
 
 
 def run(system, makespan, case="single", turn=1.0):
@@ -252,6 +263,12 @@ def test_a_worker_that_cannot_start_says_why(tmp_path):
         asyncio.run(WorkerLink.start(command, os.environ, tmp_path / "log"))
 
 
+def check_for_a_while(child):
+    for _ in range(500):
+        child.check()
+        time.sleep(0.02)
+
+
 def test_a_server_that_ends_is_noticed_and_its_group_is_gone(tmp_path):
     from peers.system import Child, SystemFailed
 
@@ -261,9 +278,7 @@ def test_a_server_that_ends_is_noticed_and_its_group_is_gone(tmp_path):
     )
 
     with pytest.raises(SystemFailed, match="ended with status 0: no port"):
-        for _ in range(500):
-            ends.check()
-            time.sleep(0.02)
+        check_for_a_while(ends)
     stays.check()
     asyncio.run(stays.stop())
     asyncio.run(ends.stop())
