@@ -42,9 +42,9 @@ class Simulation:
 
     command = "python -m agentserve.engine.sim"
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, depth: int | None = None) -> None:
         self.rng = random.Random(seed)
-        self.world = World.draw(self.rng, depth=seed % 2)
+        self.world = World.draw(self.rng, depth=seed % 2 if depth is None else depth)
         self.runner = self.make_runner(random.Random(self.rng.random()))
         self.clock = VirtualClock()
         settings = EngineSettings(

@@ -83,7 +83,8 @@ class Residency:
         if self._has_host and self._save_victims(victims, number, count - pool.free):
             return False
         if self._strip_all(victims, number, count, clean=False):
-            self._rounds = 0
+            # The host gave nothing: the next time, one round of saves is waited for.
+            self._rounds = DEMAND_ROUNDS - 2
             return True
         return False
 

@@ -84,3 +84,10 @@ def test_a_broken_engine_does_not_pass(monkeypatch, owner, name, broken):
 def test_a_turn_whose_block_has_an_equal_one_in_the_host_gets_to_run():
     # Its own copy was on the device, the entry in the index only in the host, and no slot was free.
     assert sim.run_seeds(35540, 1)["seeds"] == 1
+
+
+def test_a_full_host_is_not_asked_eight_times_for_each_block():
+    # Eight turns that need room, copies that take thirty steps and get lost, a host of four blocks.
+    simulation = sim.Simulation(57307, depth=0)
+    simulation.run()
+    assert simulation.engine.steps < 2500
