@@ -4,6 +4,8 @@
 SEEDS ?= 2000
 DEPTH ?= 9
 TURNS ?= 100
+PEERS ?= .peers
+ROUNDS ?= 3
 export PYTHONSAFEPATH = 1
 
 ifdef PYTHON
@@ -19,7 +21,7 @@ BASE := $(shell command -v python3.11 || command -v python3)
 
 .PHONY: help demo test check fmt sim record-sim progress exactness mutants \
 	bench-tools bench-scale bench-residency bench-prepared bench-floor bench-overhead bench-history \
-	gpu-compile clean
+	peers bench-peers gpu-compile clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -48,7 +50,7 @@ sim: $(STAMPS)/installed  ## seeded simulation, a tenth of it on the simulated d
 
 # The scripts in benchmarks/ import their neighbours and the tests' support modules.
 record-sim progress exactness mutants bench-tools bench-scale bench-residency bench-prepared \
-bench-floor bench-overhead bench-history: \
+bench-floor bench-overhead bench-history peers bench-peers: \
 	export PYTHONPATH = benchmarks:tests/support
 
 record-sim: $(STAMPS)/installed  ## the same, written to benchmarks/results/simulation.json
@@ -83,6 +85,12 @@ bench-overhead: $(STAMPS)/installed  ## what the server adds to a turn, by token
 
 bench-history: $(STAMPS)/installed  ## turn 100 of a loop of equal turns against turn 1, 5 minutes
 	$(PY) benchmarks/history.py --json
+
+peers: $(STAMPS)/installed  ## the peers' environments and weights, 6 GB, half an hour: make peers PEERS=/dir
+	$(PY) benchmarks/peers/install.py --directory $(PEERS)
+
+bench-peers: $(STAMPS)/installed  ## agentserve against vLLM, llama.cpp, OpenVINO and transformers, hours
+	$(PY) benchmarks/peers/run.py --peers $(PEERS) --rounds $(ROUNDS) $(RACE)
 
 gpu-compile: export PYTHONPATH = .
 gpu-compile: $(STAMPS)/installed-test  ## registers and spills of the GPU kernels, compiled without a GPU
