@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -24,13 +25,8 @@ def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Line:
     The standard error assumes equal, independent scatter of all y. Raises ValueError for fewer
     points.
     """
-    count = len(xs)
-    mean_x, mean_y = math.fsum(xs) / count, math.fsum(ys) / count
-    spread = math.fsum((x - mean_x) ** 2 for x in xs)
-    if count < 3 or not spread:
-        raise ValueError(f"a line needs 3 points with two different x, not {count}")
-    pairs = list(zip(xs, ys, strict=True))
-    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in pairs) / spread
-    intercept = mean_y - slope * mean_x
-    left = math.fsum((y - intercept - slope * x) ** 2 for x, y in pairs)
-    return Line(intercept, slope, math.sqrt(left / (count - 2) / spread))
+    if len(xs) < 3 or len(set(xs)) < 2:
+        raise ValueError(f"a line needs 3 points with two different x, not {len(xs)}")
+    (slope, intercept), covariance = np.polyfit(xs, ys, 1, cov=True)
+    # Rounding can leave a variance just below 0 where all points are on the line.
+    return Line(float(intercept), float(slope), math.sqrt(max(0.0, float(covariance[0, 0]))))
