@@ -12,10 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-from agentserve_kernels.gpu.launch import STORAGE, VARYING, Launch, Tuning
-from agentserve_kernels.gpu.pages import check_pages, scores_scale, visit_keys
+from agentserve_kernels.gpu.launch import VARYING, Launch, Tuning
+from agentserve_kernels.gpu.pages import attention_arguments, visit_span
 from agentserve_kernels.reference import gather_reference
-from agentserve_kernels.tensors import Pages, check
+from agentserve_kernels.tensors import Pages
 
 
 @dataclass(frozen=True)
@@ -102,28 +102,16 @@ def paged_attention_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
     table = tables + tl.load(slots + span).to(tl.int64) * table_width
     keys = cache + (layer * 2 * KV_HEADS + kv_head) * (BLOCK_SIZE * DIM)
     end = start + tl.minimum(first + TILE_Q, count)
-    state = (
-        tl.full([TILE_M], -1e30, tl.float32),
-        tl.zeros([TILE_M], tl.float32),
-        tl.zeros([TILE_M, PADDED], tl.float32),
-    )
     if WINDOWED:
         begin = tl.maximum(start + first - window + 1, 0)
         masked = begin // TILE_K * TILE_K
     else:
         begin = 0
-        masked = (start + first + 1) // TILE_K * TILE_K  # before this every row sees every token
-        for tile in range(0, masked, TILE_K):
-            state = visit_keys(
-                state, q, keys, table, tile, begin, end, positions, block_stride, scale, window,
-                False, WINDOWED, BLOCK_SIZE, KV_HEADS, DIM, PADDED, TILE_K,
-            )  # fmt: skip
-    for tile in range(masked, end, TILE_K):
-        state = visit_keys(
-            state, q, keys, table, tile, begin, end, positions, block_stride, scale, window,
-            True, WINDOWED, BLOCK_SIZE, KV_HEADS, DIM, PADDED, TILE_K,
-        )  # fmt: skip
-    _, sums, values = state
+        masked = (start + first + 1) // TILE_K * TILE_K
+    _, sums, values = visit_span(
+        q, keys, table, 0, masked, begin, end, positions, block_stride, scale, window,
+        WINDOWED, BLOCK_SIZE, KV_HEADS, DIM, PADDED, TILE_K,
+    )  # fmt: skip
     result = values / tl.where(sums > 0, sums, 1.0)[:, None]  # no row of mine has seen nothing
     tl.store(out + places, result.to(out.dtype.element_ty), mask=inside)
 
@@ -147,47 +135,16 @@ def paged_attention_launch(
     tuning: Tuning | None = None,
 ) -> Launch:
     """Return the launch of `paged_attention`; raises as it does."""
-    total, heads, dim = query.shape
-    check_pages(pages, dim)
-    kv_heads, block_size = pages.cache.shape[3:5]
-    check("query", query, (total, heads, dim), *STORAGE)
-    check("out", out, (total, heads, dim), *STORAGE)
-    count = spans.rows.shape[0]
-    for name in ("rows", "counts", "slots", "lengths"):
-        check(name, getattr(spans, name), (count,), torch.int64)
-    group, rest = divmod(heads, kv_heads)
-    if rest:
-        raise ValueError(f"{heads} query heads do not share {kv_heads} KV heads evenly")
-    if window < 0:
-        raise ValueError(f"window {window}")
-    tuning = tuning or attention_tuning(dim, pages.cache.dtype, group)
+    lists = {name: getattr(spans, name) for name in ("rows", "counts", "slots", "lengths")}
+    arguments = attention_arguments(query, pages, lists, out, window)
+    group = arguments["GROUP"]
+    tuning = tuning or attention_tuning(query.shape[2], pages.cache.dtype, group)
     if tuning.rows < group:
         raise ValueError(f"a tile of {tuning.rows} rows for {group} query heads a KV head")
-    arguments = {
-        "query": query,
-        "out": out,
-        "cache": pages.cache,
-        "tables": pages.tables,
-        "rows": spans.rows,
-        "counts": spans.counts,
-        "slots": spans.slots,
-        "lengths": spans.lengths,
-        "table_width": pages.tables.stride(0),
-        "block_stride": pages.cache.stride(0),
-        "layer": pages.layer,
-        "scale": scores_scale(dim),
-        "window": window,
-        "WINDOWED": window > 0,
-        "KV_HEADS": kv_heads,
-        "GROUP": group,
-        "BLOCK_SIZE": block_size,
-        "DIM": dim,
-        "PADDED": max(16, triton.next_power_of_2(dim)),
-        "TILE_M": tuning.rows,
-        "TILE_K": tuning.keys,
-    }
+    arguments |= {"TILE_M": tuning.rows, "TILE_K": tuning.keys}
     tiles = triton.cdiv(spans.longest, tuning.rows // group)
-    return Launch(paged_attention_kernel, (tiles, kv_heads, count), arguments, tuning)
+    grid = (tiles, arguments["KV_HEADS"], spans.rows.shape[0])
+    return Launch(paged_attention_kernel, grid, arguments, tuning)
 
 
 def paged_attention(

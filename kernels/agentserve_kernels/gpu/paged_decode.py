@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from agentserve_kernels.gpu.launch import STORAGE, VARYING, Launch, Tuning
+from agentserve_kernels.gpu.launch import VARYING, Launch, Tuning
 from agentserve_kernels.gpu.paged_attention import Spans, paged_attention_reference
-from agentserve_kernels.gpu.pages import check_pages, scores_scale, visit_keys
-from agentserve_kernels.tensors import DecodeRows, Pages, Workspace, check
+from agentserve_kernels.gpu.pages import attention_arguments, visit_span
+from agentserve_kernels.tensors import DecodeRows, Pages, Workspace
 
 JOINED = 16  # splits that the join reads at a time
 ROUND_TO = 128  # tokens: a split is a whole number of these, so that tiles are whole
@@ -122,26 +122,14 @@ def paged_decode_kernel(  # noqa: PLR0913 - a kernel's arguments are flat
     table = tables + tl.load(slots + index).to(tl.int64) * table_width
     keys = cache + (layer * 2 * KV_HEADS + kv_head) * (BLOCK_SIZE * DIM)
     positions = tl.full([TILE_M], length - 1, tl.int32)
-    state = (
-        tl.full([TILE_M], -1e30, tl.float32),
-        tl.zeros([TILE_M], tl.float32),
-        tl.zeros([TILE_M, PADDED], tl.float32),
-    )
     if WINDOWED:
         masked = tl.maximum(first, begin // TILE_K * TILE_K)
     else:
         masked = tl.maximum(end // TILE_K * TILE_K, first)
-        for tile in range(first, masked, TILE_K):
-            state = visit_keys(
-                state, q, keys, table, tile, begin, end, positions, block_stride, scale, window,
-                False, WINDOWED, BLOCK_SIZE, KV_HEADS, DIM, PADDED, TILE_K,
-            )  # fmt: skip
-    for tile in range(masked, end, TILE_K):
-        state = visit_keys(
-            state, q, keys, table, tile, begin, end, positions, block_stride, scale, window,
-            True, WINDOWED, BLOCK_SIZE, KV_HEADS, DIM, PADDED, TILE_K,
-        )  # fmt: skip
-    maxima, sums, values = state
+    maxima, sums, values = visit_span(
+        q, keys, table, first, masked, begin, end, positions, block_stride, scale, window,
+        WINDOWED, BLOCK_SIZE, KV_HEADS, DIM, PADDED, TILE_K,
+    )  # fmt: skip
     result = values / tl.where(sums > 0, sums, 1.0)[:, None]
     result = tl.where((sums == 0)[:, None], 0.0, result)
     if DIRECT:
@@ -217,58 +205,29 @@ def paged_decode_launches(  # noqa: PLR0913 - as `paged_decode`
     tuning: Tuning | None = None,
 ) -> list[Launch]:
     """Return the launches of `paged_decode`, in order; raises as it does."""
-    total, heads, dim = query.shape
-    check_pages(pages, dim)
-    kv_heads, block_size = pages.cache.shape[3:5]
-    check("query", query, (total, heads, dim), *STORAGE)
-    check("out", out, (total, heads, dim), *STORAGE)
-    count = decode.rows.shape[0]
-    for name, tensor in vars(decode).items():
-        check(name, tensor, (count,), torch.int64)
-    group, rest = divmod(heads, kv_heads)
-    if rest:
-        raise ValueError(f"{heads} query heads do not share {kv_heads} KV heads evenly")
-    if window < 0:
-        raise ValueError(f"window {window}")
+    attend = attention_arguments(query, pages, vars(decode), out, window)
+    group, kv_heads = attend["GROUP"], attend["KV_HEADS"]
+    count, (_, heads, dim) = decode.rows.shape[0], query.shape
     tuning = tuning or decode_tuning(dim, pages.cache.dtype, group)
     if ROUND_TO % tuning.keys or tuning.rows < group:
         raise ValueError(f"{tuning} for {group} query heads a KV head")
     direct = plan.count == 1
     parts = out if direct else workspace.take("decode.parts", (count, heads, plan.count, dim))
     logs = out if direct else workspace.take("decode.logs", (count, heads, plan.count))
-    shared = {
-        "out": out,
+    division = {
         "parts": parts,
         "part_logs": logs,
-        "rows": decode.rows,
-        "lengths": decode.lengths,
-        "window": window,
         "splits": plan.count,
         "least": plan.tokens,
-        "WINDOWED": window > 0,
-        "DIM": dim,
-        "PADDED": max(16, triton.next_power_of_2(dim)),
         "ROUND_TO": ROUND_TO,
     }
-    attend = shared | {
-        "query": query,
-        "cache": pages.cache,
-        "tables": pages.tables,
-        "slots": decode.slots,
-        "table_width": pages.tables.stride(0),
-        "block_stride": pages.cache.stride(0),
-        "layer": pages.layer,
-        "scale": scores_scale(dim),
-        "DIRECT": direct,
-        "KV_HEADS": kv_heads,
-        "GROUP": group,
-        "BLOCK_SIZE": block_size,
-        "TILE_M": tuning.rows,
-        "TILE_K": tuning.keys,
-    }
-    launches = [Launch(paged_decode_kernel, (count, kv_heads, plan.count), attend, tuning)]
+    tile = {"DIRECT": direct, "TILE_M": tuning.rows, "TILE_K": tuning.keys}
+    grid = (count, kv_heads, plan.count)
+    launches = [Launch(paged_decode_kernel, grid, attend | division | tile, tuning)]
     if not direct:
-        join = shared | {"HEADS": heads, "JOINED": JOINED}
+        again = ("out", "rows", "lengths", "window", "WINDOWED", "DIM", "PADDED")
+        join = division | {name: attend[name] for name in again}
+        join |= {"HEADS": heads, "JOINED": JOINED}
         launches.append(Launch(join_splits_kernel, (count, heads), join))
     return launches
 

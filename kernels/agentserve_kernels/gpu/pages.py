@@ -1,10 +1,11 @@
 """The paged cache as the kernels of a GPU read it: one step of attention over a tile of its keys.
 
 The running softmax (arXiv 1805.02867) and the tiling over keys are those of FlashAttention (arXiv
-2205.14135). Both attention kernels are loops over `visit_keys`.
+2205.14135). Both attention kernels are `visit_span` with something before and after it.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,9 +31,47 @@ def check_pages(pages: Pages, dim: int) -> None:
         raise ValueError(f"heads of odd size {dim}")
 
 
-def scores_scale(dim: int) -> float:
-    """Return what turns q . k into the exponent of 2 of its softmax weight."""
-    return LOG2_E / math.sqrt(dim)
+def attention_arguments(
+    query: torch.Tensor,
+    pages: Pages,
+    lists: Mapping[str, torch.Tensor],
+    out: torch.Tensor,
+    window: int,
+) -> dict[str, Any]:
+    """Return the arguments that both attention kernels take.
+
+    query, out: [T, heads, D]; lists: `rows`, `slots`, `lengths` and whatever else a kernel wants,
+    int64 [N] each; window: tokens, 0 for all. Raises ValueError for other shapes or dtypes.
+    """
+    total, heads, dim = query.shape
+    check_pages(pages, dim)
+    kv_heads, block_size = pages.cache.shape[3:5]
+    check("query", query, (total, heads, dim), *STORAGE)
+    check("out", out, (total, heads, dim), *STORAGE)
+    for name, tensor in lists.items():
+        check(name, tensor, tuple(lists["rows"].shape), torch.int64)
+    group, rest = divmod(heads, kv_heads)
+    if rest:
+        raise ValueError(f"{heads} query heads do not share {kv_heads} KV heads evenly")
+    if window < 0:
+        raise ValueError(f"window {window}")
+    return dict(lists) | {
+        "query": query,
+        "out": out,
+        "cache": pages.cache,
+        "tables": pages.tables,
+        "table_width": pages.tables.stride(0),
+        "block_stride": pages.cache.stride(0),
+        "layer": pages.layer,
+        "scale": LOG2_E / math.sqrt(dim),  # q . k as the exponent of 2 of its softmax weight
+        "window": window,
+        "WINDOWED": window > 0,
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "BLOCK_SIZE": block_size,
+        "DIM": dim,
+        "PADDED": max(16, triton.next_power_of_2(dim)),
+    }
 
 
 @triton.jit
@@ -57,7 +96,7 @@ def _load_tile(
 
 
 @triton.jit
-def visit_keys(  # noqa: PLR0913 - a kernel's arguments are flat
+def _visit_keys(  # noqa: PLR0913 - a kernel's arguments are flat
     state: tl.tuple,
     query: tl.tensor,
     keys: tl.tensor,
@@ -108,3 +147,47 @@ def visit_keys(  # noqa: PLR0913 - a kernel's arguments are flat
     values = values * shrink[:, None]
     values = tl.dot(weights.to(v.dtype), v, values, input_precision="tf32x3")
     return highest, sums, values
+
+
+@triton.jit
+def visit_span(  # noqa: PLR0913 - a kernel's arguments are flat
+    query: tl.tensor,
+    keys: tl.tensor,
+    table: tl.tensor,
+    first: tl.tensor,
+    masked: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    positions: tl.tensor,
+    block_stride: tl.tensor,
+    scale: tl.tensor,
+    window: tl.tensor,
+    WINDOWED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PADDED: tl.constexpr,
+    TILE_K: tl.constexpr,
+) -> Any:
+    """Return (maxima, sums, values) of the tokens first .. end - 1; arguments as `_visit_keys`.
+
+    Every row sees every token before `masked`, a multiple of TILE_K from `first`. With a window
+    nobody is sure of that, and only the tokens from `masked` on are visited.
+    """
+    state = (
+        tl.full([query.shape[0]], -1e30, tl.float32),
+        tl.zeros([query.shape[0]], tl.float32),
+        tl.zeros([query.shape[0], PADDED], tl.float32),
+    )
+    if not WINDOWED:
+        for tile in range(first, masked, TILE_K):
+            state = _visit_keys(
+                state, query, keys, table, tile, begin, end, positions, block_stride, scale, window,
+                False, WINDOWED, BLOCK_SIZE, KV_HEADS, DIM, PADDED, TILE_K,
+            )  # fmt: skip
+    for tile in range(masked, end, TILE_K):
+        state = _visit_keys(
+            state, query, keys, table, tile, begin, end, positions, block_stride, scale, window,
+            True, WINDOWED, BLOCK_SIZE, KV_HEADS, DIM, PADDED, TILE_K,
+        )  # fmt: skip
+    return state
