@@ -26,14 +26,16 @@ class CpuForward:
     def __init__(
         self, spec: ModelSpec, weights: Weights, cache: torch.Tensor, rotary: Rotary
     ) -> None:
-        """Pack the matrices anew; of `weights` only the embedding and the norms are kept."""
+        """Pack the matrices anew, and empty `weights.layers`: a model fits into memory once only."""
         self._spec = spec
         self._cache = cache
         self._rotary = rotary
         self._workspace = Workspace()
         self._embedding, self._final_norm = weights.embedding, weights.final_norm
         self._head = pack(weights.head)
-        self._layers = [_arrays(layer, spec.norm_eps) for layer in weights.layers]
+        self._layers = []
+        while weights.layers:
+            self._layers.append(_arrays(weights.layers.pop(0), spec.norm_eps))
 
     def __call__(self, step: Step) -> torch.Tensor:
         """Write the step's keys and values; return the sampled rows' logits."""

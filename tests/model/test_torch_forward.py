@@ -1,3 +1,5 @@
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -5,6 +7,7 @@ from tiny_models import FAMILIES, load_decoder, save_random, shuffled_tables
 
 from agentserve.engine.plan import Row
 from agentserve.model.batch import build_step
+from agentserve.model.cpu_forward import CpuForward
 from agentserve.model.decoder import Decoder
 from agentserve.model.torch_forward import TorchForward
 from agentserve.model.weights import load_weights
@@ -37,3 +40,13 @@ def test_torch_operations_give_the_logits_and_kv_of_the_cpu_kernels(family, tmp_
         got = logits(plain, tables, rows, tokens)
         torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
     torch.testing.assert_close(plain.cache, kernels.cache, rtol=0, atol=1e-4)
+
+
+def test_layers_that_are_packed_are_not_kept_a_second_time(tmp_path):
+    save_random("llama", tmp_path)
+    decoder = load_decoder(tmp_path)
+    weights = load_weights(tmp_path, decoder.spec, torch.float32)
+    layer = weakref.ref(weights.layers[0].qkv)
+    Decoder(decoder.spec, weights, torch.zeros_like(decoder.cache), CpuForward)
+    assert layer() is None
+    assert weights.layers == []
