@@ -34,7 +34,7 @@ CHECKS = {
     "simulation": ("-m", "agentserve.engine.sim", "--seeds", "200"),
     "simulated device": ("-m", "agentserve.engine.simrunner", "--seeds", "100"),
     "kv tests": (*PYTEST, "tests/kv"),
-    "overlap tests": (*PYTEST, "tests/engine/test_overlap.py"),
+    "overlap tests": (*PYTEST, "tests/engine/test_overlap.py", "tests/engine/test_overlap_room.py"),
     "copier tests": (*PYTEST, "tests/model/test_copier.py", "-k", "slots or byte or every_ticket"),
 }
 
