@@ -157,8 +157,7 @@ class Scheduler:
         if wanted:
             for turn in [t for t in self.running if t.command.background and not t.flying]:
                 self._put_back(turn)
-        paused = [wanted and turn.command.background for turn in self.running]
-        return [t for t, p in zip(self.running, paused, strict=True) if not (p or t.restoring)]
+        return [t for t in self.running if not (t.restoring or (wanted and t.command.background))]
 
     def _is_resident(self, turn: Turn) -> bool:
         return self._kv.is_on_device(turn.sequence.chain)
