@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentserve.model.grammar import XGrammarFactory
     from agentserve.model.runner import TorchRunner
 
-BLOCK_SIZE = 16  # tokens; half of a block is unused at the end of each sequence (DECISIONS.md, 11)
+BLOCK_SIZE = 32  # tokens; half of a block is unused at the end of each sequence (DECISIONS.md, 19)
 FEWEST_TOKENS = 64  # of KV; a smaller cache is a mistake
 MOST_KV = 3 << 30  # bytes, unless kv_bytes asks for more
 MOST_HOST = 2 << 30  # bytes, unless host_bytes asks for more

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import get_num_threads, njit, prange
 
 from agentserve_kernels.tensors import STORAGE, check, view
-from agentserve_kernels.tiles import COLUMNS, ROWS, VECTORS, at, outer_tile
+from agentserve_kernels.tiles import COLUMNS, VECTORS, at, outer_tile, panel_product
 
+TWO, FOUR = 2 * VECTORS, 4 * VECTORS
 DEPTH = 1024  # of a panel at a time, so that it stays in the core's own cache
 
 
@@ -27,70 +28,89 @@ class Packed:
     outer: int
 
 
-def pack(weight: torch.Tensor) -> Packed:
-    """Return the panels of a weight, a copy. weight: [N, K] float32 or bfloat16."""
+def panel_shape(weight: torch.Tensor) -> tuple[int, int, int]:
+    """Return the shape of a weight's panels."""
+    return -(-weight.shape[0] // COLUMNS), weight.shape[1], COLUMNS
+
+
+def fill_panels(weight: torch.Tensor, panels: Any) -> None:
+    """Copy a weight [N, K] float32 or bfloat16 to its panels, an array."""
     outer, inner = weight.shape
     check("weight", weight, (outer, inner), *STORAGE)
-    count = -(-outer // COLUMNS)
-    padded = torch.zeros((count * COLUMNS, inner), dtype=weight.dtype)
-    padded[:outer] = weight
-    panels = padded.view(count, COLUMNS, inner).transpose(1, 2).contiguous()
-    return Packed(view(panels), outer)
+    padded = np.zeros((panels.shape[0] * COLUMNS, inner), panels.dtype)
+    padded[:outer] = view(weight)
+    panels[:] = padded.reshape(-1, COLUMNS, inner).transpose(0, 2, 1)
+
+
+def pack(weight: torch.Tensor) -> Packed:
+    """Return the panels of a weight, a copy. weight: [N, K] float32 or bfloat16."""
+    check("weight", weight, tuple(weight.shape), *STORAGE)
+    panels = np.empty(panel_shape(weight), view(weight).dtype)
+    fill_panels(weight, panels)
+    return Packed(panels, weight.shape[0])
 
 
 @njit(nogil=True, cache=True)
-def _tile(rows: int, x: Any, panel: Any, depth: int, out: Any, add: Any) -> None:
-    if rows == ROWS:
-        outer_tile(x, panel, depth, out, add, ROWS, VECTORS)
-    elif rows == 5:
-        outer_tile(x, panel, depth, out, add, 5, VECTORS)
-    elif rows == 4:
-        outer_tile(x, panel, depth, out, add, 4, VECTORS)
-    elif rows == 3:
-        outer_tile(x, panel, depth, out, add, 3, VECTORS)
-    elif rows == 2:
-        outer_tile(x, panel, depth, out, add, 2, VECTORS)
-    else:
-        outer_tile(x, panel, depth, out, add, 1, VECTORS)
+def _abreast(panels: Any, number: int, left: int, x: Any, out: Any) -> int:
+    """Multiply one or two rows with several whole panels at once; return how many.
+
+    One panel gives a row two sums, too few to hide the latency of an addition.
+    """
+    rows, inner = x.shape
+    apart = inner * COLUMNS
+    target = (at(out, number * COLUMNS), out.shape[1])
+    inputs, panel = (at(x, 0), inner, 1), (at(panels, number * apart), COLUMNS, apart)
+    if rows == 1 and left >= 4:
+        outer_tile(inputs, panel, inner, target, False, 1, FOUR)
+        return 4
+    if rows == 1 and left >= 2:
+        outer_tile(inputs, panel, inner, target, False, 1, TWO)
+        return 2
+    if rows == 2 and left >= 2:
+        outer_tile(inputs, panel, inner, target, False, 2, TWO)
+        return 2
+    return 0
 
 
 @njit(nogil=True, cache=True)
 def _multiply_panel(panels: Any, number: int, x: Any, out: Any, first: int) -> None:
     """Write the product with one panel to columns first.. of `out`."""
     rows, inner = x.shape
-    stride = out.shape[1]
-    tiles = (rows + ROWS - 1) // ROWS
     for k in range(0, inner, DEPTH):
-        depth = min(DEPTH, inner - k)
-        panel = (at(panels, (number * inner + k) * COLUMNS), COLUMNS)
-        for tile in range(tiles):
-            row, end = rows * tile // tiles, rows * (tile + 1) // tiles
-            left = (at(x, row * inner + k), inner)
-            target = (at(out, row * stride + first), stride)
-            _tile(end - row, left, panel, depth, target, k > 0)
+        panel = (at(panels, (number * inner + k) * COLUMNS), COLUMNS, 0)
+        left, target = (at(x, k), inner, 1), (at(out, first), out.shape[1])
+        panel_product(rows, left, panel, min(DEPTH, inner - k), target, k > 0)
+
+
+@njit(nogil=True, cache=True)
+def _multiply_panels(panels: Any, number: int, end: int, x: Any, out: Any) -> None:
+    rows, outer = out.shape
+    whole = min(end, outer // COLUMNS)
+    while number < whole:
+        done = _abreast(panels, number, whole - number, x, out)
+        if not done:
+            _multiply_panel(panels, number, x, out, number * COLUMNS)
+            done = 1
+        number += done
+    if number < end:  # the last one is partly padding
+        edge = np.empty((rows, COLUMNS), np.float32)
+        _multiply_panel(panels, number, x, edge, 0)
+        out[:, number * COLUMNS :] = edge[:, : outer - number * COLUMNS]
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def multiply(panels: Any, bias: Any, x: Any, out: Any) -> None:
+def multiply(panels: Any, bias: Any, x: Any, out: Any, threads: int) -> None:
     """Write x @ weight.T + bias to `out`, all arrays; an absent bias is empty."""
     rows, outer = out.shape
-    for number in prange(panels.shape[0]):
-        first = number * COLUMNS
-        if first + COLUMNS <= outer:
-            _multiply_panel(panels, number, x, out, first)
-        else:
-            edge = np.empty((rows, COLUMNS), np.float32)
-            _multiply_panel(panels, number, x, edge, 0)
-            out[:, first:] = edge[:, : outer - first]
+    count = panels.shape[0]
+    tasks = threads if rows <= 2 else count
+    for task in prange(tasks):
+        first, end = count * task // tasks, count * (task + 1) // tasks
+        _multiply_panels(panels, first, end, x, out)
         if bias.size:
             for row in range(rows):
-                for i in range(first, min(first + COLUMNS, outer)):
+                for i in range(first * COLUMNS, min(end * COLUMNS, outer)):
                     out[row, i] += bias[i]
-
-
-def bias_array(bias: torch.Tensor | None) -> Any:
-    """Return what `multiply` takes."""
-    return np.empty(0, np.float32) if bias is None else bias.numpy()
 
 
 def linear(
@@ -106,5 +126,6 @@ def linear(
     check("out", out, (rows, weight.outer), torch.float32)
     if bias is not None:
         check("bias", bias, (weight.outer,), torch.float32)
-    multiply(weight.panels, bias_array(bias), x.numpy(), out.numpy())
+    added = np.empty(0, np.float32) if bias is None else bias.numpy()
+    multiply(weight.panels, added, x.numpy(), out.numpy(), get_num_threads())
     return out

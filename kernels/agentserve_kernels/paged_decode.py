@@ -4,61 +4,67 @@ Each task takes one sequence, one KV head and a run of blocks (split-KV, as in F
 a running maximum (online softmax, arXiv 1805.02867); a second pass joins the runs.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numba import get_num_threads, njit, prange
 
-from agentserve_kernels.scalar import FAST, exp32, largest, widen
+from agentserve_kernels.scalar import FAST, exp32, widen
 from agentserve_kernels.tensors import DecodeRows, Pages, Workspace, check, view
-from agentserve_kernels.tiles import WIDTH, at, dot_tile, outer_tile
+from agentserve_kernels.tiles import (
+    COLUMNS,
+    WIDTH,
+    after,
+    at,
+    dot_tile,
+    outer_tile,
+    prefetch,
+    softmax_row,
+)
 
-SPAN_BLOCKS = 4  # blocks between two looks at the maximum
-TOKENS = 4  # of a tile of scores, with up to three query heads
+SPAN = 64  # tokens between two looks at the maximum
+TOKENS = 3  # of a tile of scores, with up to three query heads
 LANES = 4 * WIDTH  # of a tile of values
 
 
 @njit(nogil=True, cache=True)
-def _scores(cache: Any, keys: int, queries: Any, count: int, out: Any, column: int) -> None:
-    """Write to columns column.. of `out` the dot products of `count` keys with all `queries`.
+def _scores(keys: Any, count: int, queries: Any, shape: Any, out: Any) -> None:
+    """Write to out [group, SPAN] the dot products of `count` keys [count, dim] with the queries.
 
-    keys: where in the flat cache the first one lies; queries: [group, dim]; out: [group, span].
+    All are pointers; shape: (group, dim).
     """
-    group, dim = queries.shape
-    span = out.shape[1]
+    group, dim = shape
     for g in range(0, group, 3):
-        some = (at(queries, g * dim), dim)
-        for t in range(0, count - TOKENS + 1, TOKENS):
-            key = (at(cache, keys + t * dim), dim)
-            target = (at(out, g * span + column + t), span)
+        some, target = (after(queries, g * dim), dim), after(out, g * SPAN)
+        for tile in range((count + TOKENS - 1) // TOKENS if count >= TOKENS else 0):
+            t = min(tile * TOKENS, count - TOKENS)  # the last tile may repeat tokens
+            key, there = (after(keys, t * dim), dim), (after(target, t), SPAN)
             if group - g >= 3:
-                dot_tile(key, some, dim, target, TOKENS, 3)
+                dot_tile(key, some, dim, there, TOKENS, 3)
             elif group - g == 2:
-                dot_tile(key, some, dim, target, TOKENS, 2)
+                dot_tile(key, some, dim, there, TOKENS, 2)
             else:
-                dot_tile(key, some, dim, target, TOKENS, 1)
-        for t in range(count - count % TOKENS, count):
-            key = (at(cache, keys + t * dim), dim)
-            for row in range(g, min(g + 3, group)):
-                target = (at(out, row * span + column + t), span)
-                dot_tile(key, (at(queries, row * dim), dim), dim, target, 1, 1)
+                dot_tile(key, some, dim, there, TOKENS, 1)
+        for t in range(count if count < TOKENS else 0):
+            for row in range(min(3, group - g)):
+                one = (after(queries, (g + row) * dim), dim)
+                there = (after(target, row * SPAN + t), SPAN)
+                dot_tile((after(keys, t * dim), dim), one, dim, there, 1, 1)
 
 
 @njit(nogil=True, cache=True)
-def _add_values(scores: Any, column: int, cache: Any, values: int, count: int, out: Any) -> None:
-    """Add to out [group, dim] the sums of `count` values, weighted by columns column.. of `scores`.
+def _add_values(weights: Any, values: Any, count: int, shape: Any, out: Any) -> None:
+    """Add to out [group, dim] the sums of `count` values, weighted by rows of `weights`.
 
-    values: where in the flat cache the first one lies.
+    All are pointers, as in `_scores`.
     """
-    group, dim = out.shape
-    span = scores.shape[1]
+    group, dim = shape
     whole, lanes = dim // LANES * LANES, dim // WIDTH * WIDTH
     for g in range(0, group, 3):
-        left = (at(scores, g * span + column), span)
+        left = (after(weights, g * SPAN), SPAN, 1)
         for i in range(0, whole, LANES):
-            right, target = (at(cache, values + i), dim), (at(out, g * dim + i), dim)
+            right, target = (after(values, i), dim, COLUMNS), (after(out, g * dim + i), dim)
             if group - g >= 3:
                 outer_tile(left, right, count, target, True, 3, 4)
             elif group - g == 2:
@@ -66,94 +72,128 @@ def _add_values(scores: Any, column: int, cache: Any, values: int, count: int, o
             else:
                 outer_tile(left, right, count, target, True, 1, 4)
         for row in range(g, min(g + 3, group)):
-            one = (at(scores, row * span + column), span)
+            one = (after(weights, row * SPAN), SPAN, 1)
             for i in range(whole, lanes, WIDTH):
-                right, target = (at(cache, values + i), dim), (at(out, row * dim + i), dim)
+                right, target = (after(values, i), dim, COLUMNS), (after(out, row * dim + i), dim)
                 outer_tile(one, right, count, target, True, 1, 1)
 
 
-@njit(parallel=True, fastmath=FAST, nogil=True, cache=True)
-def _partial(query: Any, pages: Any, decode: Any, running: Any) -> None:
-    cache, layer, tables = pages
-    lines, slots, lengths = decode
-    layers, _, kv_heads, block_size, dim = cache.shape[1:]
-    _, _, splits, group = running[0].shape
-    span, size = SPAN_BLOCKS * block_size, block_size * dim
-    scale = np.float32(1) / np.sqrt(np.float32(dim))
-    for task in prange(lines.size * kv_heads * splits):
-        n, rest = task // (kv_heads * splits), task % (kv_heads * splits)
-        head, split = rest // splits, rest % splits
-        table, length = tables[slots[n]], lengths[n]
-        blocks = (length + block_size - 1) // block_size
-        queries = query[lines[n], head * group : (head + 1) * group] * scale
-        scores = np.empty((group, span), np.float32)
-        top, total = running[0][n, head, split], running[1][n, head, split]
-        values = running[2][n, head, split]
-        top[:], total[:], values[:] = np.float32(-1e30), np.float32(0), np.float32(0)
-        end = blocks * (split + 1) // splits
-        for first in range(blocks * split // splits, end, SPAN_BLOCKS):
-            count = min(SPAN_BLOCKS * block_size, length - first * block_size)
-            count = min(count, (end - first) * block_size)
-            for t in range(0, count, block_size):
-                record = np.int64(table[first + t // block_size]) * layers + layer
-                keys = (2 * record * kv_heads + head) * size
-                _scores(cache, keys, queries, min(block_size, count - t), scores, t)
-            _rescale(scores, count, top, total, values)
-            for t in range(0, count, block_size):
-                block = np.int64(table[first + t // block_size])
-                record = block * layers + layer
-                first_value = ((2 * record + 1) * kv_heads + head) * size
-                some = min(block_size, count - t)
-                _add_values(scores, t, cache, first_value, some, values)
-                if dim % WIDTH:
-                    _add_rest(scores[:, t:], cache[block, layer, 1, head], some, values)
-
-
-@njit(fastmath=FAST, nogil=True, cache=True)
-def _add_rest(scores: Any, values: Any, tokens: int, out: Any) -> None:
+@njit(nogil=True, cache=True)
+def _add_rest(weights: Any, values: Any, out: Any) -> None:
     """Do what `_add_values` does for the last elements of a head, which fill no register."""
     group, dim = out.shape
     for g in range(group):
-        for t in range(tokens):
+        for t in range(values.shape[0]):
             for i in range(dim // WIDTH * WIDTH, dim):
-                out[g, i] += scores[g, t] * widen(values[t, i])
+                out[g, i] += weights[g, t] * widen(values[t, i])
 
 
-@njit(fastmath=FAST, nogil=True, cache=True)
-def _rescale(scores: Any, count: int, maxima: Any, sums: Any, values: Any) -> None:
-    """Turn scores into weights under the new maximum, and bring the running sums under it."""
-    for g in range(maxima.size):
-        row = scores[g]
-        top = max(maxima[g], largest(row[:count]))
-        shrink = exp32(maxima[g] - top)
-        maxima[g] = top
-        total = np.float32(0)
-        for t in range(count):
-            row[t] = exp32(row[t] - top)
-            total += row[t]
-        sums[g] = sums[g] * shrink + total
-        if shrink != np.float32(1):
-            for i in range(values.shape[1]):
-                values[g, i] *= shrink
+@njit(nogil=True, cache=True)
+def _ask_for(flat: Any, start: int, count: int) -> None:
+    """Prefetch `count` elements of the flat cache."""
+    for i in range(start, start + count, 64 // flat.itemsize):
+        prefetch(flat, i)
+
+
+@njit(nogil=True, cache=True)
+def _attend_span(source: Any, first: int, end: int, queries: Any, running: Any) -> None:
+    """Add up to SPAN tokens from position `first` on, before `end`, to the running softmax.
+
+    source: (cache, layer, head, table), of the following SPAN tokens is asked for; queries: [group,
+    dim]; running: (scores, maxima, sums, shrink, values), [group, ...] each.
+    """
+    cache, layer, head, table = source
+    scores, tops, totals, shrink, values = running
+    layers, _, kv_heads, block_size, dim = cache.shape[1:]
+    flat, size, to_values = cache.reshape(-1), block_size * dim, kv_heads * block_size * dim
+    shape, count = queries.shape, min(SPAN, end - first)
+    t = 0
+    while t < count:
+        number, offset = (first + t) // block_size, (first + t) % block_size
+        some = min(block_size - offset, count - t)
+        record = (np.int64(table[number]) * layers + layer) * 2 * kv_heads + head
+        later = first + t + SPAN
+        if later < end:
+            coming = (np.int64(table[later // block_size]) * layers + layer) * 2 * kv_heads + head
+            start = coming * size + later % block_size * dim
+            _ask_for(flat, start, some * dim)
+            _ask_for(flat, start + to_values, some * dim)
+        keys = at(flat, record * size + offset * dim)
+        _scores(keys, some, at(queries, 0), shape, at(scores, t))
+        t += some
+    _reweigh(scores, count, tops, totals, shrink, values)
+    t = 0
+    while t < count:
+        block, offset = np.int64(table[(first + t) // block_size]), (first + t) % block_size
+        some = min(block_size - offset, count - t)
+        record = (block * layers + layer) * 2 * kv_heads + head
+        start = at(flat, record * size + offset * dim + to_values)
+        _add_values(at(scores, t), start, some, shape, at(values, 0))
+        if dim % WIDTH:
+            _add_rest(scores[:, t:], cache[block, layer, 1, head, offset : offset + some], values)
+        t += some
+
+
+@njit(nogil=True, cache=True)
+def _reweigh(scores: Any, count: int, tops: Any, totals: Any, shrink: Any, values: Any) -> None:
+    """Turn `count` scores a row into weights, and bring what was added before under the maxima."""
+    group, dim = values.shape
+    padded = (count + WIDTH - 1) // WIDTH * WIDTH
+    for g in range(group):
+        for k in range(count, padded):
+            scores[g, k] = np.float32(-1e30)
+        row = at(scores, g * SPAN)
+        softmax_row(row, padded, at(tops, g), at(totals, g), at(shrink, g))
+        if shrink[g] != np.float32(1):
+            for i in range(dim):
+                values[g, i] *= shrink[g]
 
 
 @njit(fastmath=FAST, nogil=True, cache=True)
 def _join(partial: Any, rows: Any, out: Any) -> None:
     maxima, sums, accumulated = partial
-    _, kv_heads, splits, group, dim = accumulated.shape
+    _, splits, kv_heads, group, dim = accumulated.shape
     for n in range(rows.size):
         for h in range(kv_heads * group):
             head, g = h // group, h % group
-            top = maxima[n, head, :, g].max()
+            top = maxima[n, :, head, g].max()
             total = np.float32(0)
             out[rows[n], h, :] = np.float32(0)
             for s in range(splits):
-                weight = exp32(maxima[n, head, s, g] - top)
-                total += weight * sums[n, head, s, g]
+                weight = exp32(maxima[n, s, head, g] - top)
+                total += weight * sums[n, s, head, g]
                 for i in range(dim):
-                    out[rows[n], h, i] += weight * accumulated[n, head, s, g, i]
+                    out[rows[n], h, i] += weight * accumulated[n, s, head, g, i]
             for i in range(dim):
                 out[rows[n], h, i] /= total
+
+
+@njit(parallel=True, nogil=True, cache=True)
+def attend_rows(query: Any, pages: Any, decode: Any, partial: Any, out: Any) -> None:
+    """Attend from the decode rows of query [T, heads, D] to the cache.
+
+    pages: (cache, layer, tables); decode: (rows, slots, lengths); partial: (maxima, sums, values)
+    of [N, splits, kv_heads, group, ...].
+    """
+    cache, layer, tables = pages
+    lines, slots, lengths = decode
+    kv_heads, _, dim = cache.shape[3:]
+    _, splits, _, group = partial[0].shape
+    scale = np.float32(1) / np.sqrt(np.float32(dim))
+    for task in prange(lines.size * splits):
+        n, split = task // splits, task % splits
+        queries = query[lines[n]] * scale
+        scores, shrink = np.empty((group, SPAN), np.float32), np.empty(group, np.float32)
+        tops, totals, values = partial[0][n, split], partial[1][n, split], partial[2][n, split]
+        tops[:], totals[:], values[:] = np.float32(-1e30), np.float32(0), np.float32(0)
+        end = lengths[n] * (split + 1) // splits
+        for first in range(lengths[n] * split // splits, end, SPAN):
+            for head in range(kv_heads):
+                source = (cache, layer, head, tables[slots[n]])
+                running = (scores, tops[head], totals[head], shrink, values[head])
+                heads = queries[head * group : (head + 1) * group]
+                _attend_span(source, first, end, heads, running)
+    _join(partial, lines, out)
 
 
 def paged_decode(
@@ -176,32 +216,23 @@ def paged_decode(
     for name, tensor in vars(decode).items():
         check(name, tensor, (count,), torch.int64)
     if count:
-        attend = decode_attention(pages.cache, heads, decode, workspace)
-        attend(query.numpy(), pages.layer, pages.tables.numpy(), out.numpy())
+        attend_rows(
+            query.numpy(),
+            (view(pages.cache), pages.layer, pages.tables.numpy()),
+            (decode.rows.numpy(), decode.slots.numpy(), decode.lengths.numpy()),
+            decode_scratch(pages.cache, heads, count, workspace),
+            out.numpy(),
+        )
 
 
-def decode_attention(
-    cache: torch.Tensor, heads: int, decode: DecodeRows, workspace: Workspace
-) -> Callable[[Any, int, Any, Any], None]:
-    """Return attend(query, layer, tables, out) on arrays, to be called for every layer of a step.
-
-    What does not depend on the layer is prepared here once. The arrays are not checked.
-    """
-    count, kv_heads, dim = decode.rows.shape[0], cache.shape[3], cache.shape[5]
-    # Enough tasks that every thread has work for a single sequence with one KV head.
-    splits = max(1, -(-4 * get_num_threads() // (count * kv_heads)))
-    shape = (count, kv_heads, splits, heads // kv_heads)
-    running = (
+def decode_scratch(cache: torch.Tensor, heads: int, count: int, workspace: Workspace) -> Any:
+    """Return where `attend_rows` keeps what it knows of each run of tokens."""
+    kv_heads, dim = cache.shape[3], cache.shape[5]
+    # Enough tasks that every thread has work for a single sequence.
+    splits = -(-4 * get_num_threads() // max(1, count))
+    shape = (count, splits, kv_heads, heads // kv_heads)
+    return (
         workspace.take("decode.maxima", shape).numpy(),
         workspace.take("decode.sums", shape).numpy(),
         workspace.take("decode.values", (*shape, dim)).numpy(),
     )
-    rows = decode.rows.numpy()
-    lists = (rows, decode.slots.numpy(), decode.lengths.numpy())
-    blocks = view(cache)
-
-    def attend(query: Any, layer: int, tables: Any, out: Any) -> None:
-        _partial(query, (blocks, layer, tables), lists, running)
-        _join(running, rows, out)
-
-    return attend

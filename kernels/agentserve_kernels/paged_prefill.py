@@ -1,8 +1,10 @@
 """Attention of a chunk of new tokens of one sequence over its paged cache.
 
-Keys and values are widened once into panels that fit the register tiles. Then each task takes some
-of the chunk's tokens with one KV head, and goes over the keys in spans whose scores stay in the
-core's own cache (FlashAttention, arXiv 2205.14135): products, online softmax, products.
+A row is one query head of one token; the rows that share a KV head are taken COLUMNS at a time, as
+the lanes of the register tiles. Each task takes some of these panels and goes over the keys in
+spans, widened once for all its panels, whose scores stay in the core's own cache (FlashAttention,
+arXiv 2205.14135): products, online softmax, products. Scores lie as [keys, rows], so that softmax
+works on whole registers and nothing is transposed.
 """
 
 from typing import Any
@@ -11,130 +13,123 @@ import numpy as np
 import torch
 from numba import get_num_threads, get_thread_id, njit, prange
 
-from agentserve_kernels.scalar import FAST, exp32, largest, widen
+from agentserve_kernels.scalar import widen
 from agentserve_kernels.tensors import Chunk, Pages, Workspace, check, view
-from agentserve_kernels.tiles import COLUMNS, ROWS, VECTORS, at, outer_tile
+from agentserve_kernels.tiles import COLUMNS, at, panel_product, softmax_tile
 
-SCORE_ROWS = 96  # of a task: tokens times the heads that share a KV head
-SPAN = 512  # keys at a time, a multiple of COLUMNS: their scores are 192 KB
-
-
-@njit(parallel=True, nogil=True, cache=True)
-def _gather(cache: Any, layer: int, table: Any, length: int, panels: Any) -> None:
-    """Widen to keys [kv_heads, panels, D, COLUMNS] and values [kv_heads, tokens, width].
-
-    The last panel's spare columns repeat its last token, which no row sees.
-    """
-    keys, values = panels
-    layers, _, kv_heads, block_size, dim = cache.shape[1:]
-    count, size, flat = keys.shape[1], block_size * dim, cache.reshape(-1)
-    for task in prange(kv_heads * count):
-        head, panel = task // count, task % count
-        for column in range(COLUMNS):
-            token = panel * COLUMNS + column
-            seen = min(token, length - 1)
-            record = np.int64(table[seen // block_size]) * layers + layer
-            start = (2 * record * kv_heads + head) * size + seen % block_size * dim
-            # Slices: LLVM vectorises only what cannot overlap and needs no index of its own.
-            key, value = flat[start : start + dim], flat[start + kv_heads * size :][:dim]
-            wide = values[head, token]
-            for i in range(dim):
-                keys[head, panel, i, column] = widen(key[i])
-            for i in range(dim):
-                wide[i] = widen(value[i])
-            wide[dim:] = np.float32(0)
-
-
-@njit(fastmath=FAST, nogil=True, cache=True)
-def _online_softmax(scores: Any, keys: int, seen: int, group: int, running: Any) -> None:
-    """Turn scores into weights under the new maxima, and bring the running sums under them.
-
-    Rows 0..group-1 see the first `seen` of the span's `keys`, the next rows one more, and so on.
-    """
-    maxima, sums, accumulated = running
-    for r in range(maxima.size):
-        row = scores[r]
-        count = max(0, min(keys, seen + r // group))
-        top = max(maxima[r], largest(row[:count]))
-        shrink = exp32(maxima[r] - top)
-        maxima[r] = top
-        total = np.float32(0)
-        for i in range(count):
-            weight = exp32(row[i] - top)
-            row[i] = weight
-            total += weight
-        row[count:keys] = np.float32(0)
-        sums[r] = sums[r] * shrink + total
-        if shrink != np.float32(1):
-            for i in range(accumulated.shape[1]):
-                accumulated[r, i] *= shrink
+PANELS = 6  # of a task
+SPAN = (
+    256  # keys at a time; with their values and one panel's scores they fill half a cache of 512 KB
+)
 
 
 @njit(nogil=True, cache=True)
-def _attend_rows(rows: Any, panels: Any, visible: Any, scratch: Any) -> None:
-    """Accumulate softmax(rows @ keys.T) @ values over all spans; `rows` is a multiple of ROWS.
+def _widen_span(cache: Any, source: Any, first: int, keys: Any, values: Any) -> None:
+    """Copy keys and values of positions first.. to float32 [tokens, D]."""
+    layer, head, table = source
+    layers, _, kv_heads, block_size, dim = cache.shape[1:]
+    flat, size, count = cache.reshape(-1), block_size * dim, keys.shape[0]
+    to_keys, to_values = keys.reshape(-1), values.reshape(-1)
+    done = 0
+    while done < count:
+        offset = (first + done) % block_size
+        some = min(block_size - offset, count - done)
+        record = np.int64(table[(first + done) // block_size]) * layers + layer
+        start = (2 * record * kv_heads + head) * size + offset * dim
+        # Slices: LLVM vectorises only what cannot overlap and needs no index of its own.
+        key = flat[start : start + some * dim]
+        value = flat[start + kv_heads * size :][: some * dim]
+        wide_key, wide_value = to_keys[done * dim :], to_values[done * dim :]
+        for i in range(key.size):
+            wide_key[i] = widen(key[i])
+        for i in range(value.size):
+            wide_value[i] = widen(value[i])
+        done += some
 
-    visible: (keys that the first row sees, rows a token, keys that the last row sees).
+
+@njit(nogil=True, cache=True)
+def _attend_panel(queries: Any, span: Any, visible: Any, running: Any, scratch: Any) -> None:
+    """Add a span of keys to the attention of COLUMNS rows.
+
+    queries: [D, COLUMNS]; span: (keys, values), [tokens, D]; visible: (the first row's number, rows
+    a token, how many of the keys token 0 sees); running: (maxima, sums, accumulated), [COLUMNS] and
+    [D, COLUMNS].
     """
-    keys, values = panels
-    scores, running = scratch
-    seen, group, end = visible
-    count, dim = rows.shape
-    width = values.shape[1]
-    accumulated = running[2]
-    for first in range(0, end, SPAN):
-        span = min(SPAN, (end - first + COLUMNS - 1) // COLUMNS * COLUMNS)
-        for column in range(0, span, COLUMNS):
-            panel = (at(keys, (first + column) * dim), COLUMNS)
-            for r in range(0, count, ROWS):
-                target = (at(scores, r * SPAN + column), SPAN)
-                left = (at(rows, r * dim), dim)
-                outer_tile(left, panel, dim, target, False, ROWS, VECTORS)
-        _online_softmax(scores, span, seen - first, group, running)
-        for column in range(0, width, COLUMNS):
-            right = (at(values, first * width + column), width)
-            for r in range(0, count, ROWS):
-                target = (at(accumulated, r * width + column), width)
-                left = (at(scores, r * SPAN), SPAN)
-                outer_tile(left, right, span, target, True, ROWS, VECTORS)
+    keys, values = span
+    maxima, sums, accumulated = running
+    scores, shrink = scratch
+    count, dim = keys.shape
+    panel = (at(queries, 0), COLUMNS, 0)
+    panel_product(count, (at(keys, 0), dim, 1), panel, dim, (at(scores, 0), COLUMNS), False)
+    row, group, seen = visible
+    for lane in range(COLUMNS):
+        for k in range(max(0, seen + (row + lane) // group), count):
+            scores[k, lane] = np.float32(-1e30)
+    softmax_tile(at(scores, 0), count, at(maxima, 0), at(sums, 0), at(shrink, 0))
+    for i in range(dim):
+        for lane in range(COLUMNS):
+            accumulated[i, lane] *= shrink[lane]
+    weights, target = (at(scores, 0), COLUMNS, 0), (at(accumulated, 0), COLUMNS)
+    panel_product(dim, (at(values, 0), 1, dim), weights, count, target, True)
+
+
+@njit(nogil=True, cache=True)
+def _load_queries(query: Any, rows: Any, group: int, head: int, panels: Any) -> None:
+    """Write the rows' scaled queries to panels [panels, D, COLUMNS]; spare lanes are zero."""
+    first, end = rows
+    dim = query.shape[2]
+    scale = np.float32(1) / np.sqrt(np.float32(dim))
+    for r in range(first, first + panels.shape[0] * COLUMNS):
+        panel, lane = (r - first) // COLUMNS, (r - first) % COLUMNS
+        for i in range(dim):
+            if r < end:
+                panels[panel, i, lane] = query[r // group, head * group + r % group, i] * scale
+            else:
+                panels[panel, i, lane] = np.float32(0)
+
+
+@njit(nogil=True, cache=True)
+def _store(rows: Any, group: int, head: int, running: Any, out: Any) -> None:
+    first, end = rows
+    _, sums, accumulated = running
+    for r in range(first, end):
+        panel, lane = (r - first) // COLUMNS, (r - first) % COLUMNS
+        inverse = np.float32(1) / sums[panel, lane]
+        for i in range(accumulated.shape[1]):
+            value = accumulated[panel, i, lane] * inverse
+            out[r // group, head * group + r % group, i] = value
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def _attend(query: Any, start: int, panels: Any, scratch: Any, out: Any) -> None:
-    """Attend from the tokens of query [count, heads, D], at positions start.., to the panels."""
-    keys, values = panels
-    count, heads, dim = query.shape
-    kv_heads = keys.shape[0]
+def attend_chunk(query: Any, start: int, pages: Any, table: Any, scratch: Any, out: Any) -> None:
+    """Attend from the tokens of query [count, heads, D], at positions start.., to the cache."""
+    cache, layer = pages
+    count, heads, _ = query.shape
+    kv_heads = cache.shape[3]
     group = heads // kv_heads
-    scale = np.float32(1) / np.sqrt(np.float32(dim))
-    tiles = (count * group + SCORE_ROWS - 1) // SCORE_ROWS
+    panels = (count * group + COLUMNS - 1) // COLUMNS
+    tiles = (panels + PANELS - 1) // PANELS
     for task in prange(kv_heads * tiles):
         head, tile = task % kv_heads, task // kv_heads
-        first, end = count * tile // tiles, count * (tile + 1) // tiles
-        used = (end - first) * group
-        size = (used + ROWS - 1) // ROWS * ROWS
+        begin, some = panels * tile // tiles, panels * (tile + 1) // tiles
+        rows = (begin * COLUMNS, min(some * COLUMNS, count * group))
+        some -= begin
         worker = get_thread_id()
-        rows, scores, maxima, sums, accumulated = (
-            scratch[0][worker, :size],
-            scratch[1][worker],
-            scratch[2][worker, :size],
-            scratch[3][worker, :size],
-            scratch[4][worker, :size],
-        )
-        for r in range(size):
-            token = first + min(r, used - 1) // group  # the last rows only fill a tile
-            for i in range(dim):
-                rows[r, i] = query[token, head * group + r % group, i] * scale
-        maxima[:] = np.float32(-1e30)
-        sums[:] = np.float32(0)
-        accumulated[:] = np.float32(0)
-        visible = (start + first + 1, group, start + end)
-        running = (maxima, sums, accumulated)
-        _attend_rows(rows, (keys[head], values[head]), visible, (scores, running))
-        for r in range(used):
-            inverse = np.float32(1) / sums[r]
-            for i in range(dim):
-                out[first + r // group, head * group + r % group, i] = accumulated[r, i] * inverse
+        keys, values, queries = scratch[0][worker], scratch[1][worker], scratch[2][worker, :some]
+        scores, shrink = scratch[3][worker], scratch[4][worker]
+        maxima, sums, sofar = scratch[5][worker], scratch[6][worker], scratch[7][worker]
+        maxima[:], sums[:], sofar[:] = np.float32(-1e30), np.float32(0), np.float32(0)
+        _load_queries(query, rows, group, head, queries)
+        length = start + (rows[1] - 1) // group + 1
+        for first in range(0, length, SPAN):
+            size = min(SPAN, length - first)
+            span = (keys[:size], values[:size])
+            _widen_span(cache, (layer, head, table), first, span[0], span[1])
+            for panel in range(some):
+                visible = (rows[0] + panel * COLUMNS, group, start + 1 - first)
+                running = (maxima[panel], sums[panel], sofar[panel])
+                _attend_panel(queries[panel], span, visible, running, (scores, shrink))
+        _store(rows, group, head, (maxima, sums, sofar), out)
 
 
 def paged_prefill(
@@ -153,34 +148,30 @@ def paged_prefill(
     check("query", query, (query.shape[0], heads, dim), torch.float32)
     check("out", out, tuple(query.shape), torch.float32)
     pages.check(dim)
-    prefill_attention(pages.cache, heads, chunk, workspace)(
-        query.numpy(), pages.layer, pages.tables.numpy(), out.numpy()
+    here = slice(chunk.row, chunk.row + chunk.count)
+    attend_chunk(
+        query.numpy()[here],
+        chunk.start,
+        (view(pages.cache), pages.layer),
+        pages.tables.numpy()[chunk.slot],
+        prefill_scratch(dim, workspace),
+        out.numpy()[here],
     )
 
 
-def prefill_attention(cache: torch.Tensor, heads: int, chunk: Chunk, workspace: Workspace) -> Any:
-    """Return attend(query, layer, tables, out) on arrays, to be called for every layer of a step.
-
-    What does not depend on the layer is prepared here once. The arrays are not checked.
-    """
-    kv_heads, dim = cache.shape[3], cache.shape[5]
-    length = chunk.start + chunk.count
-    count = -(-length // COLUMNS)
-    width = -(-dim // COLUMNS) * COLUMNS
-    panels = (
-        workspace.take("prefill.keys", (kv_heads, count, dim, COLUMNS)).numpy(),
-        workspace.take("prefill.widened", (kv_heads, count * COLUMNS, width)).numpy(),
-    )
-    threads, rows = get_num_threads(), -(-(SCORE_ROWS + heads // kv_heads) // ROWS) * ROWS
-    shapes = {"rows": (dim,), "scores": (SPAN,), "maxima": (), "sums": (), "values": (width,)}
-    scratch = tuple(
-        workspace.take(f"prefill.{name}", (threads, rows, *rest)).numpy()
+def prefill_scratch(dim: int, workspace: Workspace) -> Any:
+    """Return what each thread of `attend_chunk` works on."""
+    shapes = {
+        "keys": (SPAN, dim),
+        "widened": (SPAN, dim),
+        "queries": (PANELS, dim, COLUMNS),
+        "scores": (SPAN, COLUMNS),
+        "shrink": (COLUMNS,),
+        "maxima": (PANELS, COLUMNS),
+        "sums": (PANELS, COLUMNS),
+        "values": (PANELS, dim, COLUMNS),
+    }
+    return tuple(
+        workspace.take(f"prefill.{name}", (get_num_threads(), *rest)).numpy()
         for name, rest in shapes.items()
     )
-    blocks, here = view(cache), slice(chunk.row, chunk.row + chunk.count)
-
-    def attend(query: Any, layer: int, tables: Any, out: Any) -> None:
-        _gather(blocks, layer, tables[chunk.slot], length, panels)
-        _attend(query[here], chunk.start, panels, scratch, out[here])
-
-    return attend

@@ -314,10 +314,10 @@ def settings(directory, host_bytes):
     return options | {"host_bytes": host_bytes}
 
 
-@pytest.mark.parametrize(("host_bytes", "blocks"), [(0, 0), (1 << 20, 56)])
+@pytest.mark.parametrize(("host_bytes", "blocks"), [(0, 0), (1 << 20, 28)])
 def test_settings_say_how_many_blocks_the_host_tier_has(directory, host_bytes, blocks):
     info = load_runner(settings(directory, host_bytes)).info
-    assert info.groups[0].block_bytes == 18432
+    assert info.groups[0].block_bytes == 36864
     assert info.host_blocks == blocks
 
 

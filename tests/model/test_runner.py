@@ -57,7 +57,7 @@ def test_info_describes_the_model_and_its_memory(directory):
 
 
 def test_memory_for_fewer_than_64_tokens_is_refused(directory):
-    with pytest.raises(ValueError, match="holds 0 blocks, fewer than 4"):
+    with pytest.raises(ValueError, match="holds 0 blocks, fewer than 2"):
         load_runner({"directory": str(directory), "kv_bytes": 1000})
 
 
