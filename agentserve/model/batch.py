@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from agentserve_kernels.tensors import FEW_ROWS, Chunk, DecodeRows, Placement
+from agentserve_kernels.tensors import Chunk, DecodeRows, Placement
 from numpy.typing import NDArray
 
 from agentserve.engine.plan import Row
@@ -39,13 +39,11 @@ def build_step(
     slots = np.repeat(slots, counts)
     positions = np.arange(tokens.size) + np.repeat(starts - firsts, counts)
     blocks = tables.numpy()[slots, positions // block_size].astype(np.int64)
-    # Short chunks of a small step count as single tokens: each sees those written before it.
-    small = tokens.size <= FEW_ROWS
-    single = np.arange(tokens.size) if small else firsts[counts == 1]
+    single = firsts[counts == 1]
     chunks = [
         Chunk(slot=row.slot, row=first, start=row.start, count=row.count)
         for row, first in zip(rows, firsts.tolist(), strict=True)
-        if row.count > 1 and not small
+        if row.count > 1
     ]
     return Step(
         tokens=torch.from_numpy(tokens.astype(np.int64)),

@@ -129,20 +129,15 @@ def _tier_blocks(settings: ModelSettings, record: int, least: int) -> tuple[int,
 
 
 def _compile(runner: "TorchRunner") -> None:
-    """Run a chunk and a single token, so that kernels are compiled before the engine is ready.
+    """Run a token: one call leads to all kernels, and compiles them before the engine is ready.
 
-    The first time on a machine this takes about 20 s; later ones load the compiled code. The KV
+    The first time on a machine this takes about 40 s; later ones load the compiled code. The KV
     that it leaves belongs to no sequence.
     """
-    from agentserve_kernels.tensors import FEW_ROWS
-
-    many = FEW_ROWS + 1
-    blocks = list(range(-(-(many + 1) // runner.info.block_size)))
     opened = SlotAdd(0, 0, SamplingParams(), 0)
-    table = TableAppend(0, 0, blocks)
+    table = TableAppend(0, 0, [0])
     for plan in (
-        StepPlan(0, [], [opened], [table], [], [Row(0, 0, many, True)], pack([0] * many)),
-        StepPlan(1, [], [], [], [], [Row(0, many, 1, True)], pack([0])),
-        StepPlan(2, [SlotDrop(0, 0)], [], [], [], [], b""),
+        StepPlan(0, [], [opened], [table], [], [Row(0, 0, 1, True)], pack([0])),
+        StepPlan(1, [SlotDrop(0, 0)], [], [], [], [], b""),
     ):
         runner.collect(runner.launch(plan))

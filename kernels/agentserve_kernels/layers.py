@@ -21,7 +21,7 @@ from agentserve_kernels.paged_decode import attend_rows, decode_scratch
 from agentserve_kernels.paged_prefill import attend_chunk, prefill_scratch
 from agentserve_kernels.tensors import Chunk, DecodeRows, Placement, Rotary, Workspace, view
 
-VECTORS = (
+_VECTORS = (
     "input_norm",
     "qkv_bias",
     "query_norm",
@@ -31,7 +31,7 @@ VECTORS = (
     "gate_up_bias",
     "down_bias",
 )
-MATRICES = ("qkv", "output", "gate_up", "down")
+_MATRICES = ("qkv", "output", "gate_up", "down")
 
 
 class Layers:
@@ -46,15 +46,15 @@ class Layers:
         self.arrays: dict[str, Any] = {}
 
     def put(self, layer: int, weights: Any) -> None:
-        """Copy the attributes of `weights` that VECTORS and MATRICES name.
+        """Copy the attributes of `weights` that `_VECTORS` and `_MATRICES` name.
 
         Vectors are float32 or None, matrices as `linear.pack` takes them.
         """
-        for name in VECTORS:
+        for name in _VECTORS:
             vector = getattr(weights, name)
             array = np.empty(0, np.float32) if vector is None else vector.numpy()
             self._room(name, array.shape, np.float32)[layer] = array
-        for name in MATRICES:
+        for name in _MATRICES:
             matrix = getattr(weights, name)
             room = self._room(name, panel_shape(matrix), view(matrix).dtype)
             fill_panels(matrix, room[layer])
@@ -140,7 +140,7 @@ def run_layers(layers: Layers, step: LayersStep, heads: int, workspace: Workspac
     spans = [(chunk.slot, chunk.row, chunk.start, chunk.row + chunk.count) for chunk in step.chunks]
     _run(
         (step.residual.numpy(), step.delta.numpy(), layers.eps),
-        (tuple(arrays[name] for name in VECTORS), tuple(arrays[name] for name in MATRICES)),
+        (tuple(arrays[name] for name in _VECTORS), tuple(arrays[name] for name in _MATRICES)),
         (view(step.cache), step.tables.numpy()),
         (
             (step.place.positions.numpy(), step.place.blocks.numpy()),

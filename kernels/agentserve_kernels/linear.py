@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numba import get_num_threads, njit, prange
 
+from agentserve_kernels.registers import COLUMNS, VECTORS
 from agentserve_kernels.tensors import STORAGE, check, view
-from agentserve_kernels.tiles import COLUMNS, VECTORS, at, outer_tile, panel_product
+from agentserve_kernels.tiles import at, outer_tile, panel_product
 
 TWO, FOUR = 2 * VECTORS, 4 * VECTORS
 DEPTH = 1024  # of a panel at a time, so that it stays in the core's own cache
@@ -83,8 +84,9 @@ def _multiply_panel(panels: Any, number: int, x: Any, out: Any, first: int) -> N
 
 
 @njit(nogil=True, cache=True)
-def _multiply_panels(panels: Any, number: int, end: int, x: Any, out: Any) -> None:
+def _multiply_panels(panels: Any, bias: Any, x: Any, out: Any, number: int, end: int) -> None:
     rows, outer = out.shape
+    columns = (number * COLUMNS, min(end * COLUMNS, outer))
     whole = min(end, outer // COLUMNS)
     while number < whole:
         done = _abreast(panels, number, whole - number, x, out)
@@ -95,22 +97,23 @@ def _multiply_panels(panels: Any, number: int, end: int, x: Any, out: Any) -> No
     if number < end:  # the last one is partly padding
         edge = np.empty((rows, COLUMNS), np.float32)
         _multiply_panel(panels, number, x, edge, 0)
-        out[:, number * COLUMNS :] = edge[:, : outer - number * COLUMNS]
+        for row in range(rows):
+            for i in range(number * COLUMNS, outer):
+                out[row, i] = edge[row, i - number * COLUMNS]
+    if bias.size:
+        for row in range(rows):
+            for i in range(columns[0], columns[1]):
+                out[row, i] += bias[i]
 
 
 @njit(parallel=True, nogil=True, cache=True)
 def multiply(panels: Any, bias: Any, x: Any, out: Any, threads: int) -> None:
     """Write x @ weight.T + bias to `out`, all arrays; an absent bias is empty."""
-    rows, outer = out.shape
     count = panels.shape[0]
-    tasks = threads if rows <= 2 else count
+    tasks = threads if x.shape[0] <= 2 else count
     for task in prange(tasks):
         first, end = count * task // tasks, count * (task + 1) // tasks
-        _multiply_panels(panels, first, end, x, out)
-        if bias.size:
-            for row in range(rows):
-                for i in range(first * COLUMNS, min(end * COLUMNS, outer)):
-                    out[row, i] += bias[i]
+        _multiply_panels(panels, bias, x, out, first, end)
 
 
 def linear(

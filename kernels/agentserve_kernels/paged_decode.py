@@ -1,7 +1,8 @@
 """Attention of single query tokens over the paged cache: one pass, read through the block table.
 
-Each task takes one sequence, one KV head and a run of blocks (split-KV, as in Flash-Decoding), with
-a running maximum (online softmax, arXiv 1805.02867); a second pass joins the runs.
+Each task takes one sequence and a run of its tokens with all KV heads (split-KV, as in
+Flash-Decoding), with a running maximum (online softmax, arXiv 1805.02867), and asks for the memory
+of the next tokens while it computes; a second pass joins the runs.
 """
 
 from typing import Any
@@ -10,18 +11,12 @@ import numpy as np
 import torch
 from numba import get_num_threads, njit, prange
 
+from agentserve_kernels.paging import find
+from agentserve_kernels.registers import COLUMNS, WIDTH
 from agentserve_kernels.scalar import FAST, exp32, widen
+from agentserve_kernels.softmax import softmax_row
 from agentserve_kernels.tensors import DecodeRows, Pages, Workspace, check, view
-from agentserve_kernels.tiles import (
-    COLUMNS,
-    WIDTH,
-    after,
-    at,
-    dot_tile,
-    outer_tile,
-    prefetch,
-    softmax_row,
-)
+from agentserve_kernels.tiles import after, at, dot_tile, outer_tile, prefetch
 
 SPAN = 64  # tokens between two looks at the maximum
 TOKENS = 3  # of a tile of scores, with up to three query heads
@@ -89,48 +84,44 @@ def _add_rest(weights: Any, values: Any, out: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _ask_for(flat: Any, start: int, count: int) -> None:
-    """Prefetch `count` elements of the flat cache."""
-    for i in range(start, start + count, 64 // flat.itemsize):
-        prefetch(flat, i)
+def _ask_for(flat: Any, shape: Any, source: Any, first: int, end: int) -> None:
+    """Prefetch keys and values of the tokens first .. end - 1."""
+    while first < end:
+        start, to_value, left = find(shape, source, first)
+        some = min(left, end - first) * shape[5]
+        for i in range(start, start + some, 64 // flat.itemsize):
+            prefetch(flat, i)
+            prefetch(flat, i + to_value)
+        first += left
 
 
 @njit(nogil=True, cache=True)
-def _attend_span(source: Any, first: int, end: int, queries: Any, running: Any) -> None:
-    """Add up to SPAN tokens from position `first` on, before `end`, to the running softmax.
+def _attend_span(cache: Any, source: Any, tokens: Any, queries: Any, running: Any) -> None:
+    """Add the tokens first .. end - 1, SPAN at most, to the running softmax; ask for the next ones.
 
-    source: (cache, layer, head, table), of the following SPAN tokens is asked for; queries: [group,
-    dim]; running: (scores, maxima, sums, shrink, values), [group, ...] each.
+    source: as `paging.find` takes it; tokens: (first, end, end of the run); queries: [group, dim];
+    running: (scores, maxima, sums, shrink, values), [group, ...] each.
     """
-    cache, layer, head, table = source
+    first, end, last = tokens
     scores, tops, totals, shrink, values = running
-    layers, _, kv_heads, block_size, dim = cache.shape[1:]
-    flat, size, to_values = cache.reshape(-1), block_size * dim, kv_heads * block_size * dim
-    shape, count = queries.shape, min(SPAN, end - first)
-    t = 0
-    while t < count:
-        number, offset = (first + t) // block_size, (first + t) % block_size
-        some = min(block_size - offset, count - t)
-        record = (np.int64(table[number]) * layers + layer) * 2 * kv_heads + head
-        later = first + t + SPAN
-        if later < end:
-            coming = (np.int64(table[later // block_size]) * layers + layer) * 2 * kv_heads + head
-            start = coming * size + later % block_size * dim
-            _ask_for(flat, start, some * dim)
-            _ask_for(flat, start + to_values, some * dim)
-        keys = at(flat, record * size + offset * dim)
-        _scores(keys, some, at(queries, 0), shape, at(scores, t))
+    group, dim = queries.shape
+    shape, flat = cache.shape, cache.reshape(-1)
+    _ask_for(flat, shape, source, end, min(end + SPAN, last))
+    t = first
+    while t < end:
+        start, _, left = find(shape, source, t)
+        some = min(left, end - t)
+        _scores(at(flat, start), some, at(queries, 0), (group, dim), at(scores, t - first))
         t += some
-    _reweigh(scores, count, tops, totals, shrink, values)
-    t = 0
-    while t < count:
-        block, offset = np.int64(table[(first + t) // block_size]), (first + t) % block_size
-        some = min(block_size - offset, count - t)
-        record = (block * layers + layer) * 2 * kv_heads + head
-        start = at(flat, record * size + offset * dim + to_values)
-        _add_values(at(scores, t), start, some, shape, at(values, 0))
+    _reweigh(scores, end - first, tops, totals, shrink, values)
+    t = first
+    while t < end:
+        start, to_value, left = find(shape, source, t)
+        some, start = min(left, end - t), start + to_value
+        _add_values(at(scores, t - first), at(flat, start), some, (group, dim), at(values, 0))
         if dim % WIDTH:
-            _add_rest(scores[:, t:], cache[block, layer, 1, head, offset : offset + some], values)
+            rest = flat[start : start + some * dim].reshape(some, dim)
+            _add_rest(scores[:, t - first :], rest, values)
         t += some
 
 
@@ -156,7 +147,9 @@ def _join(partial: Any, rows: Any, out: Any) -> None:
     for n in range(rows.size):
         for h in range(kv_heads * group):
             head, g = h // group, h % group
-            top = maxima[n, :, head, g].max()
+            top = maxima[n, 0, head, g]
+            for s in range(1, splits):
+                top = max(top, maxima[n, s, head, g])
             total = np.float32(0)
             out[rows[n], h, :] = np.float32(0)
             for s in range(splits):
@@ -168,6 +161,30 @@ def _join(partial: Any, rows: Any, out: Any) -> None:
                 out[rows[n], h, i] /= total
 
 
+@njit(nogil=True, cache=True)
+def _attend_run(query: Any, pages: Any, decode: Any, partial: Any, task: int) -> None:
+    cache, layer, tables = pages
+    lines, slots, lengths = decode
+    _, splits, kv_heads, group = partial[0].shape
+    n, split, dim = task // splits, task % splits, query.shape[2]
+    queries = np.empty((kv_heads * group, dim), np.float32)
+    scale = np.float32(1) / np.sqrt(np.float32(dim))
+    for h in range(kv_heads * group):
+        for i in range(dim):
+            queries[h, i] = query[lines[n], h, i] * scale
+    scores, shrink = np.empty((group, SPAN), np.float32), np.empty(group, np.float32)
+    tops, totals, values = partial[0][n, split], partial[1][n, split], partial[2][n, split]
+    tops[:], totals[:], values[:] = np.float32(-1e30), np.float32(0), np.float32(0)
+    last = lengths[n] * (split + 1) // splits
+    for first in range(lengths[n] * split // splits, last, SPAN):
+        tokens = (first, min(first + SPAN, last), last)
+        for head in range(kv_heads):
+            source = (layer, head, tables[slots[n]])
+            running = (scores, tops[head], totals[head], shrink, values[head])
+            heads = queries[head * group : (head + 1) * group]
+            _attend_span(cache, source, tokens, heads, running)
+
+
 @njit(parallel=True, nogil=True, cache=True)
 def attend_rows(query: Any, pages: Any, decode: Any, partial: Any, out: Any) -> None:
     """Attend from the decode rows of query [T, heads, D] to the cache.
@@ -175,25 +192,9 @@ def attend_rows(query: Any, pages: Any, decode: Any, partial: Any, out: Any) -> 
     pages: (cache, layer, tables); decode: (rows, slots, lengths); partial: (maxima, sums, values)
     of [N, splits, kv_heads, group, ...].
     """
-    cache, layer, tables = pages
-    lines, slots, lengths = decode
-    kv_heads, _, dim = cache.shape[3:]
-    _, splits, _, group = partial[0].shape
-    scale = np.float32(1) / np.sqrt(np.float32(dim))
-    for task in prange(lines.size * splits):
-        n, split = task // splits, task % splits
-        queries = query[lines[n]] * scale
-        scores, shrink = np.empty((group, SPAN), np.float32), np.empty(group, np.float32)
-        tops, totals, values = partial[0][n, split], partial[1][n, split], partial[2][n, split]
-        tops[:], totals[:], values[:] = np.float32(-1e30), np.float32(0), np.float32(0)
-        end = lengths[n] * (split + 1) // splits
-        for first in range(lengths[n] * split // splits, end, SPAN):
-            for head in range(kv_heads):
-                source = (cache, layer, head, tables[slots[n]])
-                running = (scores, tops[head], totals[head], shrink, values[head])
-                heads = queries[head * group : (head + 1) * group]
-                _attend_span(source, first, end, heads, running)
-    _join(partial, lines, out)
+    for task in prange(partial[0].shape[0] * partial[0].shape[1]):
+        _attend_run(query, pages, decode, partial, np.int64(task))  # else compiled twice
+    _join(partial, decode[0], out)
 
 
 def paged_decode(

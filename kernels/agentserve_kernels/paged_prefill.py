@@ -13,32 +13,30 @@ import numpy as np
 import torch
 from numba import get_num_threads, get_thread_id, njit, prange
 
+from agentserve_kernels.paging import find
+from agentserve_kernels.registers import COLUMNS
 from agentserve_kernels.scalar import widen
+from agentserve_kernels.softmax import softmax_tile
 from agentserve_kernels.tensors import Chunk, Pages, Workspace, check, view
-from agentserve_kernels.tiles import COLUMNS, at, panel_product, softmax_tile
+from agentserve_kernels.tiles import at, panel_product
 
 PANELS = 6  # of a task
-SPAN = (
-    256  # keys at a time; with their values and one panel's scores they fill half a cache of 512 KB
-)
+SPAN = 256  # keys at a time: with their values and a panel's scores half of a core's 512 KB
 
 
 @njit(nogil=True, cache=True)
 def _widen_span(cache: Any, source: Any, first: int, keys: Any, values: Any) -> None:
     """Copy keys and values of positions first.. to float32 [tokens, D]."""
-    layer, head, table = source
-    layers, _, kv_heads, block_size, dim = cache.shape[1:]
-    flat, size, count = cache.reshape(-1), block_size * dim, keys.shape[0]
+    shape, flat = cache.shape, cache.reshape(-1)
     to_keys, to_values = keys.reshape(-1), values.reshape(-1)
+    count, dim = keys.shape
     done = 0
     while done < count:
-        offset = (first + done) % block_size
-        some = min(block_size - offset, count - done)
-        record = np.int64(table[(first + done) // block_size]) * layers + layer
-        start = (2 * record * kv_heads + head) * size + offset * dim
+        start, to_value, left = find(shape, source, first + done)
+        some = min(left, count - done)
         # Slices: LLVM vectorises only what cannot overlap and needs no index of its own.
         key = flat[start : start + some * dim]
-        value = flat[start + kv_heads * size :][: some * dim]
+        value = flat[start + to_value :][: some * dim]
         wide_key, wide_value = to_keys[done * dim :], to_values[done * dim :]
         for i in range(key.size):
             wide_key[i] = widen(key[i])
@@ -100,36 +98,45 @@ def _store(rows: Any, group: int, head: int, running: Any, out: Any) -> None:
             out[r // group, head * group + r % group, i] = value
 
 
+@njit(nogil=True, cache=True)
+def _attend_panels(query: Any, start: int, pages: Any, source: Any, some: Any, work: Any) -> None:
+    """Attend from the rows of the panels some[0] .. some[1] - 1 with one KV head."""
+    cache, out = pages
+    keys, values, queries, scores, shrink, maxima, sums, sofar = work
+    count, group = query.shape[0], query.shape[1] // cache.shape[3]
+    rows = (some[0] * COLUMNS, min(some[1] * COLUMNS, count * group))
+    panels = queries[: some[1] - some[0]]
+    maxima[:], sums[:], sofar[:] = np.float32(-1e30), np.float32(0), np.float32(0)
+    _load_queries(query, rows, group, source[1], panels)
+    length = start + (rows[1] - 1) // group + 1
+    for first in range(0, length, SPAN):
+        size = min(SPAN, length - first)
+        span = (keys[:size], values[:size])
+        _widen_span(cache, source, first, span[0], span[1])
+        for panel in range(panels.shape[0]):
+            visible = (rows[0] + panel * COLUMNS, group, start + 1 - first)
+            running = (maxima[panel], sums[panel], sofar[panel])
+            _attend_panel(panels[panel], span, visible, running, (scores, shrink))
+    _store(rows, group, source[1], (maxima, sums, sofar), out)
+
+
 @njit(parallel=True, nogil=True, cache=True)
 def attend_chunk(query: Any, start: int, pages: Any, table: Any, scratch: Any, out: Any) -> None:
-    """Attend from the tokens of query [count, heads, D], at positions start.., to the cache."""
+    """Attend from the tokens of query [count, heads, D], at positions start.., to the cache.
+
+    pages: (cache, layer); scratch: as `prefill_scratch` gives it.
+    """
     cache, layer = pages
-    count, heads, _ = query.shape
     kv_heads = cache.shape[3]
-    group = heads // kv_heads
-    panels = (count * group + COLUMNS - 1) // COLUMNS
+    panels = (query.shape[0] * (query.shape[1] // kv_heads) + COLUMNS - 1) // COLUMNS
     tiles = (panels + PANELS - 1) // PANELS
+    keys, values, queries, scores, shrink, maxima, sums, sofar = scratch
     for task in prange(kv_heads * tiles):
         head, tile = task % kv_heads, task // kv_heads
-        begin, some = panels * tile // tiles, panels * (tile + 1) // tiles
-        rows = (begin * COLUMNS, min(some * COLUMNS, count * group))
-        some -= begin
-        worker = get_thread_id()
-        keys, values, queries = scratch[0][worker], scratch[1][worker], scratch[2][worker, :some]
-        scores, shrink = scratch[3][worker], scratch[4][worker]
-        maxima, sums, sofar = scratch[5][worker], scratch[6][worker], scratch[7][worker]
-        maxima[:], sums[:], sofar[:] = np.float32(-1e30), np.float32(0), np.float32(0)
-        _load_queries(query, rows, group, head, queries)
-        length = start + (rows[1] - 1) // group + 1
-        for first in range(0, length, SPAN):
-            size = min(SPAN, length - first)
-            span = (keys[:size], values[:size])
-            _widen_span(cache, (layer, head, table), first, span[0], span[1])
-            for panel in range(some):
-                visible = (rows[0] + panel * COLUMNS, group, start + 1 - first)
-                running = (maxima[panel], sums[panel], sofar[panel])
-                _attend_panel(queries[panel], span, visible, running, (scores, shrink))
-        _store(rows, group, head, (maxima, sums, sofar), out)
+        some = (panels * tile // tiles, panels * (tile + 1) // tiles)
+        n = get_thread_id()
+        work = (keys[n], values[n], queries[n], scores[n], shrink[n], maxima[n], sums[n], sofar[n])
+        _attend_panels(query, start, (cache, out), (layer, head, table), some, work)
 
 
 def paged_prefill(

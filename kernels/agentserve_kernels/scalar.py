@@ -6,9 +6,8 @@ float32's. `widen` reads either storage type, `narrow` writes either, so a kerne
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -94,15 +93,3 @@ def exp32(typing_context: Any, x: Any) -> Any:
         return emit_exp(builder, args[0])
 
     return types.float32(types.float32), generate
-
-
-@njit(fastmath=True, nogil=True, cache=True)
-def largest(row: Any) -> Any:
-    """Return the largest number of a row, -1e30 at least.
-
-    Only a maximum that may ignore NaN is vectorised; `exp32` finds the NaN again.
-    """
-    top = np.float32(-1e30)
-    for i in range(row.size):
-        top = max(top, row[i])
-    return top

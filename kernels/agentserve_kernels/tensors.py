@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 STORAGE = (torch.float32, torch.bfloat16)
-FEW_ROWS = 32  # steps up to this size attend token by token, without gathering the KV
 PARALLEL_ROWS = 16  # from here on, element-wise work is worth a parallel region
 
 

@@ -37,11 +37,11 @@ def random():
     return torch.Generator().manual_seed(7)
 
 
-def paged(random, dtype, kv_heads, lengths):
+def paged(random, dtype, kv_heads, lengths, block=BLOCK, dim=DIM):
     """A cache filled at random, and tables that name its blocks in a shuffled order."""
-    needed = [-(-length // BLOCK) for length in lengths]
+    needed = [-(-length // block) for length in lengths]
     blocks = torch.randperm(sum(needed) + 3, generator=random)
-    shape = (sum(needed) + 3, LAYERS, 2, kv_heads, BLOCK, DIM)
+    shape = (sum(needed) + 3, LAYERS, 2, kv_heads, block, dim)
     cache = torch.randn(shape, generator=random).to(dtype)
     tables = torch.zeros((len(lengths), max(needed)), dtype=torch.int32)
     for slot, count in enumerate(needed):
@@ -66,10 +66,10 @@ def test_linear_equals_its_reference(random, dtype, rows, inner):
 
 def test_a_row_of_linear_does_not_depend_on_its_neighbours(random):
     x = torch.randn((40, 1100), generator=random)
-    weight = pack(torch.randn((64, 1100), generator=random).bfloat16())
-    whole = linear(x, weight, None, torch.empty((40, 64)))
-    for first, end in ((0, 1), (3, 8), (11, 40)):
-        some = linear(x[first:end].contiguous(), weight, None, torch.empty((end - first, 64)))
+    weight = pack(torch.randn((400, 1100), generator=random).bfloat16())
+    whole = linear(x, weight, None, torch.empty((40, 400)))
+    for first, end in ((0, 1), (1, 3), (3, 8), (11, 40)):
+        some = linear(x[first:end].contiguous(), weight, None, torch.empty((end - first, 400)))
         assert torch.equal(some, whole[first:end])
 
 
@@ -146,6 +146,22 @@ def test_paged_prefill_equals_its_reference(random, dtype, heads, kv_heads, star
     paged_prefill(query, pages, chunk, out, Workspace())
     close(out[2:-1], paged_prefill_reference(query, pages, chunk))
     assert (out[[0, 1, -1]] == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("block", "dim"), [(1, 8), (5, 100), (24, 64), (32, 128), (200, 64)])
+def test_attention_takes_blocks_and_heads_of_any_size(random, dtype, block, dim):
+    lengths = [1, 2, 64, 65, 410]
+    pages = paged(random, dtype, 2, lengths, block, dim)
+    query = torch.randn((205, 6, dim), generator=random)
+    out = torch.empty_like(query)
+    chunk = Chunk(slot=4, row=5, start=210, count=200)
+    rows = torch.arange(5)
+    decode = DecodeRows(rows, rows, torch.tensor(lengths))
+    paged_decode(query, pages, decode, out, Workspace())
+    paged_prefill(query, pages, chunk, out, Workspace())
+    close(out[:5], paged_decode_reference(query, pages, decode))
+    close(out[5:], paged_prefill_reference(query, pages, chunk))
 
 
 def test_a_chunk_and_single_tokens_attend_alike(random):

@@ -1,0 +1,110 @@
+"""The inner loops of an online softmax (arXiv 1805.02867) on the CPU, as LLVM vector code.
+
+Arguments are pointers to float32, as `tiles.at` gives them.
+"""
+
+from typing import Any
+
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from agentserve_kernels.registers import (
+    COLUMNS,
+    I64,
+    VECTORS,
+    WIDTH,
+    ZERO,
+    largest_lane,
+    load_lanes,
+    splat,
+    store_lanes,
+    totals,
+)
+from agentserve_kernels.scalar import emit_exp
+
+
+@intrinsic
+def softmax_tile(
+    typing_context: Any, scores: Any, keys: Any, maxima: Any, sums: Any, shrink: Any
+) -> Any:
+    """Turn scores [keys, COLUMNS] into weights under new maxima, and bring the sums under these.
+
+    All are pointers to float32; the others to COLUMNS each. A column is a softmax of its own that
+    goes on from earlier keys (arXiv 1805.02867); shrink is set to what its earlier weights must be
+    multiplied with.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        scores, keys, maxima, sums, shrink = args
+        lanes = [I64(j * WIDTH) for j in range(VECTORS)]
+        tops = [
+            cgutils.alloca_once_value(builder, load_lanes(builder, maxima, lane)) for lane in lanes
+        ]
+        added = [cgutils.alloca_once_value(builder, ZERO) for _ in lanes]
+        for lane, top, total in zip(lanes, tops, added, strict=True):
+            builder.store(load_lanes(builder, maxima, lane), top)
+            builder.store(ZERO, total)
+        with cgutils.for_range(builder, keys) as loop:
+            row = builder.mul(loop.index, I64(COLUMNS))
+            for lane, top in zip(lanes, tops, strict=True):
+                score, before = (
+                    load_lanes(builder, scores, builder.add(row, lane)),
+                    builder.load(top),
+                )
+                larger = builder.fcmp_ordered(">", score, before)
+                builder.store(builder.select(larger, score, before), top)
+        with cgutils.for_range(builder, keys) as loop:
+            row = builder.mul(loop.index, I64(COLUMNS))
+            for lane, top, total in zip(lanes, tops, added, strict=True):
+                place = builder.add(row, lane)
+                less = builder.fsub(load_lanes(builder, scores, place), builder.load(top))
+                weight = emit_exp(builder, less)
+                store_lanes(builder, weight, scores, place)
+                builder.store(builder.fadd(builder.load(total), weight), total)
+        for lane, top, total in zip(lanes, tops, added, strict=True):
+            less = builder.fsub(load_lanes(builder, maxima, lane), builder.load(top))
+            factor = emit_exp(builder, less)
+            store_lanes(builder, factor, shrink, lane)
+            store_lanes(builder, builder.load(top), maxima, lane)
+            kept = builder.fmul(load_lanes(builder, sums, lane), factor)
+            store_lanes(builder, builder.fadd(kept, builder.load(total)), sums, lane)
+        return context.get_dummy_value()
+
+    return types.void(scores, types.intp, maxima, sums, shrink), generate
+
+
+@intrinsic
+def softmax_row(
+    typing_context: Any, scores: Any, keys: Any, top: Any, total: Any, shrink: Any
+) -> Any:
+    """Do what `softmax_tile` does for one row of scores [keys] and one number each.
+
+    keys: rounded up to a multiple of WIDTH; what is beyond the row's own must be -1e30.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        scores, keys, top, total, shrink = args
+        before = builder.load(top)
+        most = cgutils.alloca_once_value(builder, ZERO)
+        sums = cgutils.alloca_once_value(builder, ZERO)
+        builder.store(splat(builder, before), most)
+        builder.store(ZERO, sums)
+        with cgutils.for_range_slice(builder, I64(0), keys, I64(WIDTH)) as (k, _):
+            score, so_far = load_lanes(builder, scores, k), builder.load(most)
+            larger = builder.fcmp_ordered(">", score, so_far)
+            builder.store(builder.select(larger, score, so_far), most)
+        largest = largest_lane(builder, builder.load(most))
+        wide = splat(builder, largest)
+        with cgutils.for_range_slice(builder, I64(0), keys, I64(WIDTH)) as (k, _):
+            weight = emit_exp(builder, builder.fsub(load_lanes(builder, scores, k), wide))
+            store_lanes(builder, weight, scores, k)
+            builder.store(builder.fadd(builder.load(sums), weight), sums)
+        factor = emit_exp(builder, builder.fsub(before, largest))
+        added = totals(builder, [builder.load(sums)])[0]
+        builder.store(builder.fadd(builder.fmul(builder.load(total), factor), added), total)
+        builder.store(largest, top)
+        builder.store(factor, shrink)
+        return context.get_dummy_value()
+
+    return types.void(scores, types.intp, top, total, shrink), generate
