@@ -15,7 +15,8 @@ from agentserve.engine.plan import KvGroup, RunnerInfo, StepPlan, StepResult
 from agentserve.model.grammar import XGrammarFactory
 
 TOKEN = 1000  # what is always sampled
-BLOCK_BYTES = 16 * 23_040  # SmolLM2's
+BLOCK = 32  # tokens, as on the CPU
+BLOCK_BYTES = BLOCK * 23_040  # SmolLM2's
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,7 +26,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clock: str  # file of the step times
     vocab_size: int = 49_152
     max_context: int = 40_960
-    num_blocks: int = 8_192
+    num_blocks: int = 4_096
 
 
 class StepTimes(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ class ConstantRunner:
             identity="constant",
             vocab_size=settings.vocab_size,
             max_context=settings.max_context,
-            block_size=16,
+            block_size=BLOCK,
             num_blocks=settings.num_blocks,
             max_slots=64,
             groups=[KvGroup("full", 1, BLOCK_BYTES)],

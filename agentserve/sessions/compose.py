@@ -113,8 +113,10 @@ class Composer:
     def opens_reasoning(self, options: dict[str, Any]) -> bool:
         """Whether the generation prompt already opens the model's reasoning."""
         tags = self._format.reasoning
+        if tags is None:
+            return False
         prompt = self._generation_prompt(Conversation((), options=options))
-        return tags is not None and prompt.rstrip().endswith(tags[0])
+        return prompt.rstrip().endswith(tags[0])
 
     def _render(self, conversation: Conversation, generation_prompt: bool) -> _Rendered:
         try:
