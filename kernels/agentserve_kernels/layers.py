@@ -15,7 +15,7 @@ from numba import get_num_threads, njit
 
 from agentserve_kernels.activation import silu_rows
 from agentserve_kernels.kv_write import write_rows
-from agentserve_kernels.linear import fill_panels, multiply, panel_shape
+from agentserve_kernels.linear import fill_panels, multiply, panel_kind
 from agentserve_kernels.norm import norm_rows
 from agentserve_kernels.paged_decode import attend_rows, decode_scratch
 from agentserve_kernels.paged_prefill import attend_chunk, prefill_scratch
@@ -56,8 +56,7 @@ class Layers:
             self._room(name, array.shape, np.float32)[layer] = array
         for name in _MATRICES:
             matrix = getattr(weights, name)
-            room = self._room(name, panel_shape(matrix), view(matrix).dtype)
-            fill_panels(matrix, room[layer])
+            fill_panels(matrix, self._room(name, *panel_kind(matrix))[layer])
 
     def _room(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         if name not in self.arrays:

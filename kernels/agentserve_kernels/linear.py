@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numba import get_num_threads, njit, prange
 
-from agentserve_kernels.registers import COLUMNS, VECTORS
+from agentserve_kernels.registers import COLUMNS, VECTORS, WIDTH
 from agentserve_kernels.tensors import STORAGE, check, view
 from agentserve_kernels.tiles import at, outer_tile, panel_product
 
@@ -23,30 +23,42 @@ DEPTH = 1024  # of a panel at a time, so that it stays in the core's own cache
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight [N, K] as panels [N / COLUMNS, K, COLUMNS], the last one padded with zeros."""
+    """A weight [N, K] as panels [N / COLUMNS, K, COLUMNS], the last one padded with zeros.
+
+    Of bfloat16, [N / COLUMNS, K, COLUMNS / 2] pairs as `outer_tile` takes them.
+    """
 
     panels: Any
     outer: int
 
 
-def panel_shape(weight: torch.Tensor) -> tuple[int, int, int]:
-    """Return the shape of a weight's panels."""
-    return -(-weight.shape[0] // COLUMNS), weight.shape[1], COLUMNS
+def panel_kind(weight: torch.Tensor) -> tuple[tuple[int, int, int], type[np.generic]]:
+    """Return shape and dtype of a weight's panels."""
+    count, inner = -(-weight.shape[0] // COLUMNS), weight.shape[1]
+    if weight.dtype is torch.bfloat16:
+        return (count, inner, COLUMNS // 2), np.uint32
+    return (count, inner, COLUMNS), np.float32
 
 
 def fill_panels(weight: torch.Tensor, panels: Any) -> None:
     """Copy a weight [N, K] float32 or bfloat16 to its panels, an array."""
     outer, inner = weight.shape
     check("weight", weight, (outer, inner), *STORAGE)
-    padded = np.zeros((panels.shape[0] * COLUMNS, inner), panels.dtype)
-    padded[:outer] = view(weight)
-    panels[:] = padded.reshape(-1, COLUMNS, inner).transpose(0, 2, 1)
+    stored = view(weight)
+    padded = np.zeros((panels.shape[0] * COLUMNS, inner), stored.dtype)
+    padded[:outer] = stored
+    natural = padded.reshape(-1, COLUMNS, inner).transpose(0, 2, 1)
+    if panels.dtype == np.uint32:
+        halves = panels.view(np.uint16).reshape(*panels.shape[:2], -1, WIDTH, 2)
+        halves[:] = natural.reshape(*panels.shape[:2], -1, 2, WIDTH).swapaxes(-1, -2)
+    else:
+        panels[:] = natural
 
 
 def pack(weight: torch.Tensor) -> Packed:
     """Return the panels of a weight, a copy. weight: [N, K] float32 or bfloat16."""
     check("weight", weight, tuple(weight.shape), *STORAGE)
-    panels = np.empty(panel_shape(weight), view(weight).dtype)
+    panels = np.empty(*panel_kind(weight))
     fill_panels(weight, panels)
     return Packed(panels, weight.shape[0])
 
@@ -58,9 +70,10 @@ def _abreast(panels: Any, number: int, left: int, x: Any, out: Any) -> int:
     One panel gives a row two sums, too few to hide the latency of an addition.
     """
     rows, inner = x.shape
-    apart = inner * COLUMNS
+    width = panels.shape[2]
+    apart = inner * width
     target = (at(out, number * COLUMNS), out.shape[1])
-    inputs, panel = (at(x, 0), inner, 1), (at(panels, number * apart), COLUMNS, apart)
+    inputs, panel = (at(x, 0), inner, 1), (at(panels, number * apart), width, apart)
     if rows == 1 and left >= 4:
         outer_tile(inputs, panel, inner, target, False, 1, FOUR)
         return 4
@@ -77,8 +90,9 @@ def _abreast(panels: Any, number: int, left: int, x: Any, out: Any) -> int:
 def _multiply_panel(panels: Any, number: int, x: Any, out: Any, first: int) -> None:
     """Write the product with one panel to columns first.. of `out`."""
     rows, inner = x.shape
+    width = panels.shape[2]
     for k in range(0, inner, DEPTH):
-        panel = (at(panels, (number * inner + k) * COLUMNS), COLUMNS, 0)
+        panel = (at(panels, (number * inner + k) * width), width, 0)
         left, target = (at(x, k), inner, 1), (at(out, first), out.shape[1])
         panel_product(rows, left, panel, min(DEPTH, inner - k), target, k > 0)
 

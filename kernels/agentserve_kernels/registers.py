@@ -30,6 +30,15 @@ def load_stored(builder: Any, kind: Any, base: Any, index: Any) -> Any:
     return builder.bitcast(shifted, LANES)
 
 
+def load_pair(builder: Any, base: Any, index: Any) -> tuple[Any, Any]:
+    """Read WIDTH words of two bfloat16 each: the lower halves and the upper ones, as float32."""
+    pointer = builder.bitcast(builder.gep(base, [index]), WORDS.as_pointer())
+    words = builder.load(pointer, align=4)
+    low = builder.shl(words, ir.Constant(WORDS, [16] * WIDTH))
+    high = builder.and_(words, ir.Constant(WORDS, [0xFFFF0000] * WIDTH))
+    return builder.bitcast(low, LANES), builder.bitcast(high, LANES)
+
+
 def load_one(builder: Any, kind: Any, base: Any, index: Any) -> Any:
     """Read one stored element, widened to float32."""
     value = builder.load(builder.gep(base, [index]))

@@ -27,6 +27,7 @@ from agentserve_kernels.registers import (
     accumulate,
     load_lanes,
     load_one,
+    load_pair,
     load_stored,
     splat,
     store_lanes,
@@ -137,7 +138,8 @@ def outer_tile(  # noqa: PLR0913
     """Write, or add where `add` is true, left @ right: `rows` by `vectors` * WIDTH elements.
 
     left: (pointer, row stride, depth stride) of float32; right: (pointer, depth stride, stride from
-    COLUMNS columns to the next) of float32, or of bfloat16 as uint16; out: (pointer, row stride) of
+    COLUMNS columns to the next) of float32, of bfloat16 as uint16, or of pairs of it as uint32:
+    WIDTH columns in the lower halves, the next ones in the upper; out: (pointer, row stride) of
     float32. `rows` and `vectors` are constants, as in `dot_tile`.
     """
     shape = (rows.literal_value, vectors.literal_value)
@@ -178,7 +180,10 @@ def _emit_outer(function: Any, kind: Any, shape: tuple[int, int]) -> None:
         for i, j in sorted(tile, key=lambda at: at[shape[0] <= shape[1]]):
             if i not in ones:
                 ones[i] = splat(builder, builder.load(builder.gep(here, [l_rows[i]])))
-            if j not in lanes:
+            if j not in lanes and kind == types.uint32:
+                place = builder.add(groups[j // VECTORS], I64(j % VECTORS // 2 * WIDTH))
+                lanes[j], lanes[j + 1] = load_pair(builder, there, place)
+            elif j not in lanes:
                 place = builder.add(groups[j // VECTORS], I64(j % VECTORS * WIDTH))
                 lanes[j] = load_stored(builder, kind, there, place)
             accumulate(builder, sums[i, j], ones[i], lanes[j])
