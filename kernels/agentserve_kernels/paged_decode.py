@@ -1,8 +1,8 @@
 """Attention of single query tokens over the paged cache: one pass, read through the block table.
 
 Each task takes one sequence and a run of its tokens with all KV heads (split-KV, as in
-Flash-Decoding), with a running maximum (online softmax, arXiv 1805.02867), and asks for the memory
-of the next tokens while it computes; a second pass joins the runs.
+Flash-Decoding), with a running maximum (online softmax, arXiv 1805.02867); a second pass joins the
+runs.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from agentserve_kernels.registers import COLUMNS, WIDTH
 from agentserve_kernels.scalar import FAST, exp32, widen
 from agentserve_kernels.softmax import softmax_row
 from agentserve_kernels.tensors import DecodeRows, Pages, Workspace, check, view
-from agentserve_kernels.tiles import after, at, dot_tile, outer_tile, prefetch
+from agentserve_kernels.tiles import after, at, dot_tile, outer_tile
 
 SPAN = 64  # tokens between two looks at the maximum
 TOKENS = 3  # of a tile of scores, with up to three query heads
@@ -84,29 +84,16 @@ def _add_rest(weights: Any, values: Any, out: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _ask_for(flat: Any, shape: Any, source: Any, first: int, end: int) -> None:
-    """Prefetch keys and values of the tokens first .. end - 1."""
-    while first < end:
-        start, to_value, left = find(shape, source, first)
-        some = min(left, end - first) * shape[5]
-        for i in range(start, start + some, 64 // flat.itemsize):
-            prefetch(flat, i)
-            prefetch(flat, i + to_value)
-        first += left
-
-
-@njit(nogil=True, cache=True)
 def _attend_span(cache: Any, source: Any, tokens: Any, queries: Any, running: Any) -> None:
-    """Add the tokens first .. end - 1, SPAN at most, to the running softmax; ask for the next ones.
+    """Add the tokens first .. end - 1, SPAN at most, to the running softmax.
 
-    source: as `paging.find` takes it; tokens: (first, end, end of the run); queries: [group, dim];
-    running: (scores, maxima, sums, shrink, values), [group, ...] each.
+    source: as `paging.find` takes it; tokens: (first, end); queries: [group, dim]; running:
+    (scores, maxima, sums, shrink, values), [group, ...] each.
     """
-    first, end, last = tokens
+    first, end = tokens
     scores, tops, totals, shrink, values = running
     group, dim = queries.shape
     shape, flat = cache.shape, cache.reshape(-1)
-    _ask_for(flat, shape, source, end, min(end + SPAN, last))
     t = first
     while t < end:
         start, _, left = find(shape, source, t)
@@ -177,7 +164,7 @@ def _attend_run(query: Any, pages: Any, decode: Any, partial: Any, task: int) ->
     tops[:], totals[:], values[:] = np.float32(-1e30), np.float32(0), np.float32(0)
     last = lengths[n] * (split + 1) // splits
     for first in range(lengths[n] * split // splits, last, SPAN):
-        tokens = (first, min(first + SPAN, last), last)
+        tokens = (first, min(first + SPAN, last))
         for head in range(kv_heads):
             source = (layer, head, tables[slots[n]])
             running = (scores, tops[head], totals[head], shrink, values[head])

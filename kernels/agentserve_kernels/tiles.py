@@ -18,7 +18,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from agentserve_kernels.registers import (
-    I32,
     I64,
     ROWS,
     VECTORS,
@@ -56,21 +55,6 @@ def after(typing_context: Any, pointer: Any, offset: Any) -> Any:
         return builder.gep(args[0], [args[1]])
 
     return pointer(pointer, types.intp), generate
-
-
-@intrinsic
-def prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
-    """Ask for the cache line of element `offset` of a contiguous array, to be read soon."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
-        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(call, [pointer, I32(0), I32(3), I32(1)])  # to read, into all caches, data
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), generate
 
 
 @intrinsic(prefer_literal=True)
