@@ -26,6 +26,7 @@ __all__ = ["Call", "Composer", "Conversation", "Message"]
 
 _STAND_IN = Message(role="user", text="x")
 _STAND_IN_TOOL = wire.Tool(name="x", parameters={"type": "object", "properties": {}})
+_KEPT_LOGS = 256
 _THOUGHT = Message(role="assistant", ids=pack([0, 0]), body_start=1)
 
 
@@ -64,6 +65,7 @@ class Composer:
         self.warnings = survival.warnings()
         self.mismatches = 0
         self._local = True
+        self._stand_in_logs: dict[tuple[Any, ...], list[Piece]] = {}
         self._probe_locality()
 
     @property
@@ -207,13 +209,23 @@ class Composer:
         log = _with_messages(small, small.messages[: len(history) + 1])
         try:
             after = self._render(small, generation_prompt)
-            before = self._render_log(log, False)
+            before = self._stand_in_log(log)
         except InvalidRequest:
             return None
-        size = len(before.pieces)
-        if _plain(before, before.pieces) != _plain(after, after.pieces[:size]):
+        size = len(before)
+        if before != _plain(after, after.pieces[:size]):
             return None
         return self._glue(after, size, messages[first_new - 1])
+
+    def _stand_in_log(self, log: Conversation) -> list[Piece]:
+        """Return the plain pieces of a log whose history is a stand-in: there are few of them."""
+        key = (log.messages[:-1], bool(log.tools), wire.encode(log.options), log.now)
+        if key not in self._stand_in_logs:
+            rendered = self._render_log(log, False)
+            if len(self._stand_in_logs) >= _KEPT_LOGS:
+                self._stand_in_logs.clear()
+            self._stand_in_logs[key] = _plain(rendered, rendered.pieces)
+        return self._stand_in_logs[key]
 
     def _verify(
         self,
