@@ -48,13 +48,23 @@ class Engine:
         """Run one step and tell of first tokens and of ends."""
         self._pipeline.step()
         for turn in list(self.open):
-            while turn.handle.can_read():
-                (output,) = turn.handle.read().values()
-                if not turn.ids:
-                    pipe.say(event="first", turn=turn.message["turn"])
-                turn.ids += output.generated_ids
+            self._read(turn, pipe)
             if len(turn.ids) >= turn.message["output"]:
                 self._end(turn, pipe)
+
+    def _read(self, turn: Open, pipe: Pipe) -> None:
+        """Take what a turn has said.
+
+        A preempted request can be read and then gives nothing; one that the pipeline gave up
+        never gives anything again.
+        """
+        while turn.handle.can_read() and (outputs := turn.handle.read()):
+            (output,) = outputs.values()
+            if not turn.ids:
+                pipe.say(event="first", turn=turn.message["turn"])
+            turn.ids += output.generated_ids
+        if turn.handle.get_status() == openvino_genai.GenerationStatus.IGNORED:
+            raise RuntimeError("the pipeline has no room for a request, even alone")
 
     def _end(self, turn: Open, pipe: Pipe) -> None:
         self.open.remove(turn)
