@@ -9,7 +9,7 @@ from agentserve import errors
 
 if TYPE_CHECKING:
     from agentserve.client.aio import AsyncClient, AsyncSession
-    from agentserve.client.models import Turn, system, user
+    from agentserve.client.models import ToolDone, ToolStarted, Turn, system, user
     from agentserve.client.sync import Client, Session
     from agentserve.client.tools import tool
 
@@ -18,6 +18,8 @@ __all__ = [
     "AsyncSession",
     "Client",
     "Session",
+    "ToolDone",
+    "ToolStarted",
     "Turn",
     "errors",
     "system",
@@ -31,6 +33,8 @@ _HOMES = {
     "AsyncSession": "agentserve.client.aio",
     "Client": "agentserve.client.sync",
     "Session": "agentserve.client.sync",
+    "ToolDone": "agentserve.client.models",
+    "ToolStarted": "agentserve.client.models",
     "Turn": "agentserve.client.models",
     "system": "agentserve.client.models",
     "tool": "agentserve.client.tools",

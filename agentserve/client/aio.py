@@ -7,22 +7,22 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
 import httpx
-from agentserve_tools import Executor
+from agentserve_tools import Approve, ToolOutput
 
 from agentserve import wire
 from agentserve.client import core, embedded
 from agentserve.client.http import connection_options, lost_connections, reply_of, request_options
+from agentserve.client.loop import OnEvent, ToolLoop
 from agentserve.client.models import HintOptions, Item, SessionOptions, Turn, TurnOptions
 from agentserve.client.session import (
     Input,
-    OnEvent,
     Opening,
     SessionCore,
     list_sessions,
     open_session,
 )
 from agentserve.client.stream import StreamCore
-from agentserve.client.tools import AnyTool, Tools
+from agentserve.client.tools import AnyTools, Tools
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class AsyncClient:
         id: str | None = None,
         *,
         resume: bool = False,
-        tools: Iterable[AnyTool] | Executor = (),
+        tools: AnyTools = (),
         **options: Unpack[SessionOptions],
     ) -> "AsyncSession":
         """Create a session; with `resume`, take up the one of that id when it exists."""
@@ -134,7 +134,7 @@ class AsyncClient:
             case core.StartTool(call):
                 return asyncio.create_task(call())
             case core.WaitTools(handles):
-                return await asyncio.gather(*handles)
+                return await _wait(handles)
             case core.StopTools(handles):
                 await _stop(handles)
             case core.Notify(callback, event):
@@ -150,6 +150,12 @@ class AsyncClient:
                 return reply_of(response, _Opened(response, response.aiter_bytes()))
             await response.aread()
             return reply_of(response)
+
+
+async def _wait(tasks: list[asyncio.Task[ToolOutput]]) -> list[ToolOutput | None]:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(tasks, timeout=core.SETTLE_S)
+    return [one.result() if one.done() else None for one in tasks]
 
 
 async def _stop(tasks: list[asyncio.Task[Any]]) -> None:
@@ -201,14 +207,21 @@ class AsyncSession:
         *,
         max_turns: int = 50,
         on_event: OnEvent | None = None,
+        approve: Approve | None = None,
         **options: Unpack[TurnOptions],
     ) -> Turn:
         """Step until the model calls no tool, running its calls at the same time.
 
         Read-only tools start while the model still writes. Returns the last turn: after
-        `max_turns`, or when a tool has no function here, one whose calls are unanswered.
+        `max_turns`, or when a tool has no function here, one whose calls are unanswered. Without
+        a prompt, calls that wait are answered first. A call runs at most once: in a session that
+        was taken up, one that may have run before is told to the model as cancelled.
+
+        on_event: is given each event of the turns, `ToolStarted` and `ToolDone`
+        approve: asked before each call (see `agentserve_tools.Executor`)
         """
-        return await self._drive(self._core.run(prompt, max_turns, on_event, options))
+        loop = ToolLoop(self._core, options, on_event, approve)
+        return await self._drive(loop.run(prompt, max_turns))
 
     async def tool_results(self, results: Iterable[Item]) -> wire.ToolResultsAnswer:
         """Stage results while other tools, or the turn itself, still run."""
@@ -271,9 +284,7 @@ class AsyncSession:
         """Return the session as the server sees it, and take over its head."""
         return await self._drive(self._core.info())
 
-    async def update(
-        self, *, tools: Iterable[AnyTool] | Executor | None = None, **changes: Any
-    ) -> wire.HeadAnswer:
+    async def update(self, *, tools: AnyTools | None = None, **changes: Any) -> wire.HeadAnswer:
         """Change `metadata`, `ttl_ms` or the tools; the answer says what that costs."""
         named = {"tools": Tools(tools)} if tools is not None else {}
         return await self._drive(self._core.update({**changes, **named}))

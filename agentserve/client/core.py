@@ -19,6 +19,7 @@ from agentserve.errors import CATALOGUE, AgentserveError
 T = TypeVar("T")
 
 
+SETTLE_S = 0.02  # results so close together are worth one request
 FIRST_CONTACT_S = 2.0  # a server that never answered gets so long to accept a connection
 
 
@@ -86,7 +87,10 @@ class StartTool:
 
 @dataclass(frozen=True, slots=True)
 class WaitTools:
-    """Wait for started calls -> their outputs, in the order of the handles."""
+    """Wait until a started call has ended -> a list in the order of the handles.
+
+    It has an output for each that ended then or within SETTLE_S, None for one that still runs.
+    """
 
     handles: list[Any]
 
@@ -102,8 +106,8 @@ class StopTools:
 class Notify:
     """Tell the user's callback about an event."""
 
-    callback: Callable[[wire.Event], Any]
-    event: wire.Event
+    callback: Callable[[Any], Any]
+    event: Any
 
 
 Effect: TypeAlias = Send | Read | Close | Sleep | StartTool | WaitTools | StopTools | Notify

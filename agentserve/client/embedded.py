@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import httpx
-
-from agentserve.client.background import BackgroundLoop
+from agentserve_tools.background import BackgroundLoop
 
 URL = "http://127.0.0.1"
 _BUFFERED_CHUNKS = 64

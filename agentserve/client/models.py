@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict
 
 import msgspec
+from agentserve_tools import ToolOutput
 
 from agentserve import wire
 
@@ -83,6 +84,19 @@ class ToolCall(msgspec.Struct, frozen=True):
     ) -> wire.ToolResultItem:
         """Return the item that answers this call: text as it is, other values as JSON."""
         return wire.ToolResultItem(self.call_id, output, status, duration_ms=duration_ms)
+
+
+class ToolStarted(msgspec.Struct, frozen=True):
+    """`run` tells: a call begins."""
+
+    call: ToolCall
+
+
+class ToolDone(msgspec.Struct, frozen=True):
+    """`run` tells: a call has ended, also when it failed or was not allowed."""
+
+    call: ToolCall
+    output: ToolOutput
 
 
 class Turn:

@@ -1,30 +1,21 @@
-"""What a session of the client does, as flows: state, turns, the tool loop, edits."""
+"""What a session of the client does, as flows: state, turns, edits."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
-from agentserve_tools import ToolOutput
+import msgspec
 
 from agentserve import wire
-from agentserve.client.core import (
-    Api,
-    Flow,
-    Notify,
-    StartTool,
-    StopTools,
-    WaitTools,
-    error_of,
-)
-from agentserve.client.models import HintOptions, Item, SessionOptions, ToolCall, Turn, TurnOptions
+from agentserve.client.core import Api, Flow, error_of
+from agentserve.client.models import HintOptions, Item, SessionOptions, Turn, TurnOptions
 from agentserve.client.stream import StreamCore
 from agentserve.client.tools import Tools
 from agentserve.errors import AgentserveError, SessionClosed, SessionNotFound
 
 T = TypeVar("T")
 Input: TypeAlias = str | Item | Iterable[Item] | None
-OnEvent: TypeAlias = Callable[[wire.Event], Any]
 
 _JOINED = "completed", "incomplete"
 
@@ -46,7 +37,9 @@ def open_session(api: Api, wanted: Opening) -> Flow["SessionCore"]:
             raise ValueError("to resume a session its id is needed")
         try:
             info = yield from api.call("GET", _path(wanted.id), wire.SessionInfo)
-            return SessionCore(api, info, wanted.tools)
+            core = SessionCore(api, info, wanted.tools)
+            core.taken_up = frozenset(call.call_id for call in info.pending_calls)
+            return core
         except SessionNotFound:
             pass
     body = {**wanted.options, "tools": wanted.tools.described}
@@ -72,6 +65,7 @@ class SessionCore:
         self.head = info.head
         self._head_known = True
         self._malformed: dict[str, str] = {}  # call_id -> error, of the last turn
+        self.taken_up: frozenset[str] = frozenset()  # calls that another program may have run
 
     # Turns
 
@@ -127,68 +121,19 @@ class SessionCore:
         except (AgentserveError, ConnectionError):
             return  # it had ended already, or the server cancels it because the connection is gone
 
-    def run(
-        self, given: Input, max_turns: int, on_event: OnEvent | None, options: TurnOptions
-    ) -> Flow[Turn]:
-        """Step until the model calls no tool, running its calls at the same time.
+    def pending_turn(self) -> Flow[Turn | None]:
+        """Return the turn whose calls wait for results, with those calls only; None without any.
 
-        Returns the last turn: after `max_turns`, or when a tool is called that has no function
-        here, that is one with unanswered calls.
+        Its unreadable calls are answered with the next results.
         """
-        for number in range(1, max_turns + 1):
-            turn, started = yield from self._run_turn(given, on_event, options)
-            if not (turn.tool_calls or turn.malformed_calls):
-                return turn
-            unknown = [c for c in turn.tool_calls if c.name not in self.tools.toolbox]
-            if number == max_turns or unknown:
-                yield StopTools(list(started.values()))
-                return turn
-            given = yield from self._run_tools(turn.tool_calls, started)
-        raise ValueError("max_turns must be at least 1")
-
-    def _run_turn(
-        self, given: Input, on_event: OnEvent | None, options: TurnOptions
-    ) -> Flow[tuple[Turn, dict[str, Any]]]:
-        """Stream one turn; calls of read-only tools start as soon as they are complete."""
-        stream = yield from self.open_stream(given, options)
-        early = self.tools.read_only
-        started: dict[str, Any] = {}
-        try:
-            while (event := (yield from stream.next_event())) is not None:
-                if isinstance(event, wire.ItemDone) and isinstance(event.item, wire.ToolCallOut):
-                    call = ToolCall(event.item.call_id, event.item.name, event.item.arguments)
-                    if call.name in early:
-                        started[call.call_id] = yield StartTool(self.tools.starter(call))
-                if on_event is not None:
-                    yield Notify(on_event, event)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            yield StopTools(list(started.values()))
-            yield from self.end_stream(stream, options)
-            raise
-        assert stream.turn is not None
-        return stream.turn, started
-
-    def _run_tools(
-        self, calls: list[ToolCall], started: dict[str, Any]
-    ) -> Flow[list[wire.ToolResultItem]]:
-        handles = []
-        try:
-            for call in calls:
-                handles.append(
-                    started.get(call.call_id) or (yield StartTool(self.tools.starter(call)))
-                )
-            outputs: list[ToolOutput] = yield WaitTools(handles)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            yield StopTools(handles)
-            raise
-        return [
-            call.result(output.output, status=output.status, duration_ms=output.duration_ms)
-            for call, output in zip(calls, outputs, strict=True)
-        ]
+        info = yield from self.info()
+        waiting = {call.call_id for call in info.pending_calls}
+        if not waiting or info.head is None:
+            return None
+        turn = yield from self._api.call("GET", f"{self.path}/turns/{info.head}", wire.Turn)
+        calls = [item for item in turn.output if getattr(item, "call_id", None) in waiting]
+        self._malformed = _errors(calls)
+        return Turn(msgspec.structs.replace(turn, output=calls))
 
     def _turn_body(self, given: Input, options: TurnOptions, stream: bool) -> Flow[dict[str, Any]]:
         if not self._head_known:
@@ -216,11 +161,7 @@ class SessionCore:
             raise error_of(turn.error)
         if turn.status in _JOINED:
             self._move_to(turn.id)
-            self._malformed = {
-                item.call_id: item.error
-                for item in turn.output
-                if isinstance(item, wire.MalformedToolCallOut)
-            }
+            self._malformed = _errors(turn.output)
         else:
             self._head_known = False  # what a cancelled turn left depends on what was kept
         return Turn(turn)
@@ -328,6 +269,12 @@ class SessionCore:
             yield from self._api.call("DELETE", _with_query(self.path, query), object)
         except (SessionNotFound, SessionClosed):
             return
+
+
+def _errors(output: Iterable[wire.OutputItem]) -> dict[str, str]:
+    return {
+        item.call_id: item.error for item in output if isinstance(item, wire.MalformedToolCallOut)
+    }
 
 
 def _path(session_id: str) -> str:

@@ -2,17 +2,19 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, wait
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
 import httpx
-from agentserve_tools import Executor
+from agentserve_tools import Approve, ToolOutput
+from agentserve_tools.background import BackgroundLoop, Job
 
 from agentserve import wire
 from agentserve.client import core, embedded
-from agentserve.client.background import BackgroundLoop
 from agentserve.client.http import connection_options, lost_connections, reply_of, request_options
+from agentserve.client.loop import OnEvent, ToolLoop
 from agentserve.client.models import (
     HintOptions,
     Item,
@@ -22,16 +24,16 @@ from agentserve.client.models import (
 )
 from agentserve.client.session import (
     Input,
-    OnEvent,
     Opening,
     SessionCore,
     list_sessions,
     open_session,
 )
 from agentserve.client.stream import StreamCore
-from agentserve.client.tools import AnyTool, Tools
+from agentserve.client.tools import AnyTools, Tools
 
 T = TypeVar("T")
+STOP_S = 5.0  # more than a tool's process takes to be ended
 
 
 class _Opened(NamedTuple):
@@ -78,7 +80,7 @@ class Client:
         id: str | None = None,
         *,
         resume: bool = False,
-        tools: Iterable[AnyTool] | Executor = (),
+        tools: AnyTools = (),
         **options: Unpack[SessionOptions],
     ) -> "Session":
         """Create a session; with `resume`, take up the one of that id when it exists."""
@@ -145,12 +147,11 @@ class Client:
             case core.Sleep(seconds):
                 time.sleep(seconds)
             case core.StartTool(call):
-                return self._background.submit(call())
+                return self._background.start(call())
             case core.WaitTools(handles):
-                return [handle.result() for handle in handles]
+                return _wait(handles)
             case core.StopTools(handles):
-                for handle in handles:
-                    handle.cancel()
+                _stop(handles)
             case core.Notify(callback, event):
                 callback(event)
         return None
@@ -163,6 +164,20 @@ class Client:
                 return reply_of(response, _Opened(response, response.iter_bytes()))
             response.read()
             return reply_of(response)
+
+
+def _wait(jobs: list[Job[ToolOutput]]) -> list[ToolOutput | None]:
+    ended = [job.ended for job in jobs]
+    wait(ended, return_when=FIRST_COMPLETED)
+    wait(ended, timeout=core.SETTLE_S)
+    return [one.result() if one.done() else None for one in ended]
+
+
+def _stop(jobs: list[Job[ToolOutput]]) -> None:
+    """Cancel tools and wait for their end: a program may leave at once, its processes may not."""
+    for job in jobs:
+        job.stop()
+    wait([job.ended for job in jobs], timeout=STOP_S)
 
 
 class Session:
@@ -208,14 +223,21 @@ class Session:
         *,
         max_turns: int = 50,
         on_event: OnEvent | None = None,
+        approve: Approve | None = None,
         **options: Unpack[TurnOptions],
     ) -> Turn:
         """Step until the model calls no tool, running its calls at the same time.
 
         Read-only tools start while the model still writes. Returns the last turn: after
-        `max_turns`, or when a tool has no function here, one whose calls are unanswered.
+        `max_turns`, or when a tool has no function here, one whose calls are unanswered. Without
+        a prompt, calls that wait are answered first. A call runs at most once: in a session that
+        was taken up, one that may have run before is told to the model as cancelled.
+
+        on_event: is given each event of the turns, `ToolStarted` and `ToolDone`
+        approve: asked before each call (see `agentserve_tools.Executor`)
         """
-        return self._drive(self._core.run(prompt, max_turns, on_event, options))
+        loop = ToolLoop(self._core, options, on_event, approve)
+        return self._drive(loop.run(prompt, max_turns))
 
     def tool_results(self, results: Iterable[Item]) -> wire.ToolResultsAnswer:
         """Stage results while other tools, or the turn itself, still run."""
@@ -271,9 +293,7 @@ class Session:
         """Return the session as the server sees it, and take over its head."""
         return self._drive(self._core.info())
 
-    def update(
-        self, *, tools: Iterable[AnyTool] | Executor | None = None, **changes: Any
-    ) -> wire.HeadAnswer:
+    def update(self, *, tools: AnyTools | None = None, **changes: Any) -> wire.HeadAnswer:
         """Change `metadata`, `ttl_ms` or the tools; the answer says what that costs."""
         named = {"tools": Tools(tools)} if tools is not None else {}
         return self._drive(self._core.update({**changes, **named}))

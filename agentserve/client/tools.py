@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
-from agentserve_tools import Executor, Toolbox, ToolOutput, ToolSpec, tool
+from agentserve_tools import Approve, Executor, Toolbox, ToolOutput, ToolSpec, tool
 
 from agentserve import wire
 from agentserve.client.models import ToolCall
@@ -13,17 +13,20 @@ from agentserve.client.models import ToolCall
 __all__ = ["AnyTool", "Tools", "tool"]
 
 AnyTool: TypeAlias = Callable[..., Any] | wire.Tool | Mapping[str, Any]
+AnyTools: TypeAlias = Iterable[AnyTool] | Toolbox | Executor
 
 
 class Tools:
     """What the server is told about the tools, and the functions behind them."""
 
-    def __init__(self, tools: Iterable[AnyTool] | Executor = ()) -> None:
-        """Take functions and descriptions, or an executor to have other limits than its defaults.
+    def __init__(self, tools: AnyTools = ()) -> None:
+        """Take functions and descriptions, a toolbox, or an executor to have limits of one's own.
 
         A function gives its description itself (see `agentserve_tools.tool`). Raises TypeError or
         ValueError for what is neither a function with a JSON signature nor a description.
         """
+        if isinstance(tools, Toolbox):
+            tools = Executor(tools)
         if isinstance(tools, Executor):
             self.toolbox, self._executor = tools.toolbox, tools
             self.described = [_describe(spec) for spec in self.toolbox.specs]
@@ -41,9 +44,16 @@ class Tools:
                 raise TypeError(f"{one!r} is neither a function nor the description of a tool")
         self._executor = Executor(self.toolbox)
 
-    def starter(self, call: ToolCall) -> Callable[[], Coroutine[Any, Any, ToolOutput]]:
-        """Return what runs `call` when it is called in an event loop and awaited."""
-        return partial(self._executor.run, call.name, call.arguments)
+    def starter(
+        self, call: ToolCall, approve: Approve | None = None
+    ) -> Callable[[], Coroutine[Any, Any, ToolOutput]]:
+        """Return what runs `call`, at most once, when it is called in an event loop and awaited."""
+        run = self._executor.run
+        return partial(run, call.name, call.arguments, call_id=call.call_id, approve=approve)
+
+    def has_run(self, call_id: str) -> bool:
+        """Whether the call ran here; its output is known then."""
+        return self._executor.has_run(call_id)
 
     @property
     def read_only(self) -> set[str]:

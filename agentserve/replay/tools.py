@@ -33,7 +33,7 @@ class StoryTools:
         names = [tool.name for tool in scenario.tools if tool.real]
         if missing := [name for name in names if name not in functions]:
             raise ValueError(f"no such real tool: {', '.join(missing)}")
-        self._executor = Executor(Toolbox(functions[name] for name in names))
+        self._executor = Executor(Toolbox(functions[name] for name in names), keep_whole=False)
 
     async def scripted(self, calls: list[Call]) -> list[ToolOutput]:
         """Run the calls as the story has them, at the same time; results in call order."""

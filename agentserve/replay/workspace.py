@@ -41,8 +41,9 @@ class Workspace:
             path.write_text(content, encoding="utf-8")
         self._built_in = BuiltIn(
             self.root,
-            shell_timeout_s=RUN_SECONDS,
+            timeout_s=RUN_SECONDS,
             max_output=OUTPUT_LIMIT,
+            keep_whole=False,
             environment={"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8"},
         )
         return self

@@ -40,6 +40,8 @@ def test_the_public_names_are_these():
         "AsyncSession",
         "Client",
         "Session",
+        "ToolDone",
+        "ToolStarted",
         "Turn",
         "errors",
         "system",

@@ -6,6 +6,7 @@ from client_flows import BROKEN, Script, add, call_item, frames, ok, opened, ref
 
 from agentserve import errors, tool, wire
 from agentserve.client import core
+from agentserve.client.loop import ToolLoop
 
 
 @tool(read_only=True)
@@ -98,6 +99,10 @@ def test_a_refused_stream_cancels_nothing():
 # The tool loop
 
 
+def loop(*tools, on_event=None):
+    return ToolLoop(session(*tools), {}, on_event)
+
+
 def started(effect):
     assert isinstance(effect, core.StartTool)
     return effect.call.args
@@ -113,7 +118,7 @@ def test_run_answers_calls_until_there_are_none():
         opened(),
         frames(wire.TurnDone(turn(2, output=[wire.TextOut("i", "three")]))),
     )
-    last = script.drive(session(add).run("add 1 and 2", 5, None, {}))
+    last = script.drive(loop(add).run("add 1 and 2", 5))
     assert last.text == "three"
     assert script.bodies()[1]["input"] == [
         {
@@ -139,7 +144,7 @@ def test_read_only_tools_start_before_the_turn_has_ended_and_others_after():
         opened(),
         frames(wire.TurnDone(turn(2))),
     )
-    script.drive(session(add, look).run("x", 5, None, {}))
+    script.drive(loop(add, look).run("x", 5))
     kinds = [type(effect).__name__ for effect in script.effects[:6]]
     assert kinds == ["Send", "Read", "StartTool", "Read", "Close", "StartTool"]
     results = script.bodies()[1]["input"]
@@ -151,11 +156,10 @@ def test_run_answers_unreadable_calls_by_itself():
     script = Script(
         opened(),
         frames(wire.TurnDone(turn(1, output=[BROKEN]))),
-        [],
         opened(),
         frames(wire.TurnDone(turn(2))),
     )
-    assert script.drive(session(add).run("x", 5, None, {})).id == "t_2"
+    assert script.drive(loop(add).run("x", 5)).id == "t_2"
     assert script.bodies()[1]["input"][0]["output"] == "not JSON"
 
 
@@ -163,7 +167,7 @@ def test_run_answers_unreadable_calls_by_itself():
 def test_run_returns_calls_that_it_cannot_or_may_not_answer(name, max_turns):
     call = call_item(name, {"a": 1, "b": 1})
     script = Script(opened(), frames(wire.TurnDone(turn(1, output=[call]))))
-    last = script.drive(session(add).run("x", max_turns, None, {}))
+    last = script.drive(loop(add).run("x", max_turns))
     assert last.tool_calls[0].name == name
 
 
@@ -177,7 +181,7 @@ def test_an_interrupted_run_stops_its_tools_and_cancels_the_turn():
         ok(turn(1, status="cancelled")),
     )
     with pytest.raises(KeyboardInterrupt):
-        script.drive(session(look).run("x", 5, None, {}))
+        script.drive(loop(look).run("x", 5))
     assert core.StopTools(["handle"]) in script.effects
     assert script.sent[-1].path == "/sessions/s/cancel"
 
@@ -192,7 +196,7 @@ def test_an_interrupt_while_tools_run_stops_them_all():
         KeyboardInterrupt(),
     )
     with pytest.raises(KeyboardInterrupt):
-        script.drive(session(add).run("x", 5, None, {}))
+        script.drive(loop(add).run("x", 5))
     assert script.effects[-1] == core.StopTools(["first", "second"])
 
 
@@ -205,10 +209,10 @@ def test_a_callback_sees_every_event_and_its_exception_ends_the_turn():
         lambda effect: effect.callback(effect.event),
         lambda effect: effect.callback(effect.event),
     )
-    script.drive(session().run("x", 5, seen.append, {}))
+    script.drive(loop(on_event=seen.append).run("x", 5))
     assert seen == [DELTAS[0], done]
 
     script = Script(opened(), frames(DELTAS[0]), ZeroDivisionError(), ok(turn(1)))
     with pytest.raises(ZeroDivisionError):
-        script.drive(session().run("x", 5, seen.append, {}))
+        script.drive(loop(on_event=seen.append).run("x", 5))
     assert script.sent[-1].path == "/sessions/s/cancel"

@@ -10,20 +10,37 @@ import contextlib
 import contextvars
 import inspect
 import logging
+import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from agentserve_tools.output import clip
-from agentserve_tools.registry import Toolbox
+from agentserve_tools.once import Once
+from agentserve_tools.output import ASIDE, clip
+from agentserve_tools.registry import RegisteredTool, Toolbox
 from agentserve_tools.schema import ArgumentError, underlying
-from agentserve_tools.types import ToolOutput
+from agentserve_tools.types import Approve, ToolOutput
 
 _log = logging.getLogger(__name__)
 _MESSAGE_LIMIT = 500  # characters of an exception's text
+_DURATIONS = 64  # of each tool, the newest
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that may run: its tool is known and its arguments fit."""
+
+    tool: RegisteredTool
+    bound: dict[str, Any]
+    deadline_s: float
+
+    @property
+    def name(self) -> str:
+        return self.tool.spec.name
 
 
 class Executor:
@@ -33,47 +50,51 @@ class Executor:
         self,
         toolbox: Toolbox,
         *,
-        deadline_s: float = 60.0,
+        deadline_s: float = 120.0,
         max_output: int = 32_000,
         max_concurrency: int = 16,
+        approve: Approve | None = None,
+        keep_whole: bool = True,
     ) -> None:
         """Set the limits of every call.
 
         deadline_s: seconds from the call to its answer, waiting for a free place included
         max_output: characters of output kept
         max_concurrency: calls that run at once, all tools together
+        approve: asked before each call, and not under its deadline; None allows all
+        keep_whole: outputs that are cut name a file that has all of them
         """
         self.toolbox = toolbox
         self._deadline_s = deadline_s
         self._max_output = max_output
+        self._approve = approve
+        self._aside = ASIDE if keep_whole else None
+        self._once = Once()
         self._places = asyncio.Semaphore(max_concurrency)
-        self._own_places = {
-            name: asyncio.Semaphore(limit)
-            for name in toolbox
-            if (limit := toolbox[name].max_concurrency) is not None
-        }
+        self._own_places: dict[str, asyncio.Semaphore] = {}
+        self._durations: dict[str, deque[int]] = {}
 
-    async def run(self, name: str, arguments: Any, deadline_s: float | None = None) -> ToolOutput:
-        """Run one call and return its answer; only cancellation of the caller raises."""
-        started = time.monotonic()
+    async def run(
+        self,
+        name: str,
+        arguments: Any,
+        *,
+        call_id: str | None = None,
+        deadline_s: float | None = None,
+        approve: Approve | None = None,
+    ) -> ToolOutput:
+        """Run one call and return its answer; only cancellation of the caller raises.
+
+        A `call_id` runs at most once: given again, it answers what came of it then.
+        `approve` is asked instead of the executor's own.
+        """
         limit = self._deadline_s if deadline_s is None else deadline_s
-        try:
-            async with asyncio.timeout(limit):
-                result = await self._call(name, arguments)
-        except TimeoutError:
-            result = ToolOutput(f"{name} did not finish within {limit:g} s", "error")
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            result = ToolOutput(f"{name} was cancelled", "cancelled")
-        output, cut = clip(result.output, self._max_output)
-        return replace(
-            result,
-            output=output,
-            truncated=result.truncated or cut,
-            duration_ms=round((time.monotonic() - started) * 1000),
-        )
+        work = partial(self._decide, name, arguments, limit, approve or self._approve)
+        return await (work() if call_id is None else self._once.run(call_id, work))
+
+    def has_run(self, call_id: str) -> bool:
+        """Whether a call of this id has begun here, so that it will not run again."""
+        return call_id in self._once
 
     async def run_all(self, calls: Iterable[tuple[str, Any]]) -> list[ToolOutput]:
         """Run (name, arguments) pairs at the same time; answers come in the order of the calls."""
@@ -81,25 +102,90 @@ class Executor:
             tasks = [group.create_task(self.run(name, arguments)) for name, arguments in calls]
         return [task.result() for task in tasks]
 
-    async def _call(self, name: str, arguments: Any) -> ToolOutput:
+    @property
+    def durations_ms(self) -> dict[str, list[int]]:
+        """How long the newest calls of each tool took, in milliseconds, oldest first."""
+        return {name: list(durations) for name, durations in self._durations.items()}
+
+    def expected_ms(self, name: str) -> int | None:
+        """Return the median of a tool's durations, or what the tool declares before it has any.
+
+        For `session.hint(expected_ms={call_id: ...})`.
+        """
+        if durations := self._durations.get(name):
+            return round(statistics.median(durations))
+        return self.toolbox[name].spec.expected_ms if name in self.toolbox else None
+
+    async def _decide(
+        self, name: str, arguments: Any, limit: float, approve: Approve | None
+    ) -> ToolOutput:
+        """Refuse the call, or run it."""
         if name not in self.toolbox:
             known = ", ".join(self.toolbox) or "none"
             return ToolOutput(f"there is no tool named {name}; the tools are: {known}", "error")
         tool = self.toolbox[name]
         try:
-            bound = tool.signature.bind(arguments)
+            call = _Call(tool, tool.signature.bind(arguments), limit)
         except ArgumentError as error:
             return ToolOutput(f"invalid arguments for {name}: {error}", "error")
+        if approve is not None and (refusal := await _refusal(approve, tool, arguments)):
+            return refusal
+        return await self._timed(call)
+
+    async def _timed(self, call: _Call) -> ToolOutput:
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(call.deadline_s):
+                result = await self._in_its_place(call)
+        except TimeoutError:
+            result = ToolOutput(f"{call.name} did not finish within {call.deadline_s:g} s", "error")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            result = ToolOutput(f"{call.name} was cancelled", "cancelled")
+        duration_ms = round((time.monotonic() - started) * 1000)
+        self._durations.setdefault(call.name, deque(maxlen=_DURATIONS)).append(duration_ms)
+        output, cut = clip(result.output, self._max_output, self._aside)
+        truncated = result.truncated or cut
+        return replace(result, output=output, truncated=truncated, duration_ms=duration_ms)
+
+    async def _in_its_place(self, call: _Call) -> ToolOutput:
+        """Run the call when the limits of its tool and of all tools have room."""
         with contextlib.ExitStack() as places:
-            for place in (self._own_places.get(name), self._places):
+            for place in (self._own_place(call), self._places):
                 if place is not None:
                     await place.acquire()
                     places.callback(place.release)
-            if inspect.iscoroutinefunction(underlying(tool.function)):
-                return await _awaited(tool.function(**bound))
-            call = partial(_answer, tool.function, bound)
-            result = await _in_thread(call, places.pop_all())
+            if inspect.iscoroutinefunction(underlying(call.tool.function)):
+                return await _awaited(call.tool.function(**call.bound))
+            work = partial(_answer, call.tool.function, call.bound)
+            result = await _in_thread(work, places.pop_all())
         return await _awaited(result) if inspect.isawaitable(result) else result
+
+    def _own_place(self, call: _Call) -> asyncio.Semaphore | None:
+        limit = call.tool.max_concurrency
+        if limit is None:
+            return None
+        return self._own_places.setdefault(call.name, asyncio.Semaphore(limit))
+
+
+async def _refusal(approve: Approve, tool: RegisteredTool, arguments: Any) -> ToolOutput | None:
+    """Ask whether a call may run; return its answer when it may not."""
+    try:
+        if inspect.iscoroutinefunction(underlying(approve)):
+            verdict = await approve(tool.spec, arguments)  # type: ignore[misc]
+        else:
+            verdict = await _in_thread(partial(approve, tool.spec, arguments))
+            if inspect.isawaitable(verdict):
+                verdict = await verdict
+    except Exception as error:
+        _log.exception("the approval of a call failed")
+        verdict = f"asking failed: {type(error).__name__}"
+    if verdict is True:
+        return None
+    reason = f": {verdict}" if verdict else ""
+    return ToolOutput(f"the call of {tool.spec.name} was not allowed{reason}", "cancelled")
 
 
 def _answer(function: Callable[..., Any], bound: dict[str, Any]) -> ToolOutput | Awaitable[Any]:
@@ -128,7 +214,7 @@ def _failure(error: BaseException) -> ToolOutput:
     return ToolOutput(text[:_MESSAGE_LIMIT], "error")
 
 
-async def _in_thread(call: Callable[[], Any], places: contextlib.ExitStack) -> Any:
+async def _in_thread(call: Callable[[], Any], places: contextlib.ExitStack | None = None) -> Any:
     """Run `call` in a thread of its own; its places are free again when the thread has ended.
 
     The thread is a daemon: one that never returns does not keep the program from exiting.
@@ -136,15 +222,24 @@ async def _in_thread(call: Callable[[], Any], places: contextlib.ExitStack) -> A
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
 
-    def settle(result: Any) -> None:
-        places.close()
-        if not answer.done():
+    def settle(result: Any, error: Exception | None) -> None:
+        if places is not None:
+            places.close()
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
             answer.set_result(result)
 
     def work() -> None:
-        result = call()
+        result, failed = None, None
+        try:
+            result = call()
+        except Exception as error:
+            failed = error
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this
-            loop.call_soon_threadsafe(settle, result)
+            loop.call_soon_threadsafe(settle, result, failed)
 
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(work,), daemon=True).start()

@@ -1,16 +1,22 @@
 """Named tools: plain callables, with what the decorator says about them."""
 
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from agentserve_tools.schema import Signature
+from agentserve_tools.schema import JsonArguments, Signature
 from agentserve_tools.types import ToolSpec
+
+if TYPE_CHECKING:
+    from agentserve_tools.mcp_servers import McpConnections
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_INVALID = re.compile(r"[^A-Za-z0-9_-]")
 _OPTIONS = "__agentserve_tool__"
 
 
@@ -31,8 +37,9 @@ class RegisteredTool:
 
     spec: ToolSpec
     function: Callable[..., Any]
-    signature: Signature
+    signature: Signature | JsonArguments
     max_concurrency: int | None
+    server: str | None = None  # the MCP server that it came from
 
 
 @overload
@@ -71,6 +78,17 @@ def tool(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
     return mark if function is None else mark(function)
 
 
+def free_name(server: str, name: str, taken: Container[str]) -> str:
+    """Return a tool name that is valid and free: its own, with the server's, with a number."""
+    own, with_server = (_INVALID.sub("_", one)[:64] for one in (name, f"{server}_{name}"))
+    if own and own not in taken:
+        return own
+    if with_server not in taken:
+        return with_server
+    numbered = (f"{with_server[:60]}_{number}" for number in range(2, 1000))
+    return next(one for one in numbered if one not in taken)
+
+
 def _example_arguments(example: dict[str, Any]) -> Any:
     return example["arguments"] if set(example) == {"input", "arguments"} else example
 
@@ -80,8 +98,69 @@ class Toolbox:
 
     def __init__(self, tools: Iterable[Callable[..., Any]] = ()) -> None:
         self._tools: dict[str, RegisteredTool] = {}
+        self._connections: McpConnections | None = None
         for one in tools:
             self.add(one)
+
+    @classmethod
+    def from_mcp_config(cls, file: str | os.PathLike[str]) -> Self:
+        """Connect to the servers of `{"mcpServers": {...}}` and take over their tools.
+
+        Blocks until each server has listed its tools or failed; those that failed are in
+        `failed_servers`, and hide nothing of the others. Close the toolbox to end the connections.
+        Raises ImportError without the `mcp` package, OSError or ValueError when the file cannot
+        be used.
+        """
+        from agentserve_tools.mcp_config import read_config
+        from agentserve_tools.mcp_servers import McpConnections
+
+        toolbox = cls()
+        toolbox.connect(McpConnections(read_config(file)))
+        return toolbox
+
+    def connect(self, connections: "McpConnections") -> None:
+        """Add the tools of MCP servers; a toolbox has one set of connections at most."""
+        if self._connections is not None:
+            raise ValueError("the toolbox has its MCP servers already")
+        self._connections = connections
+        self.refresh()
+
+    @property
+    def failed_servers(self) -> dict[str, str]:
+        """MCP servers that listed no tools, and why."""
+        return dict(self._connections.failed) if self._connections is not None else {}
+
+    def refresh(self) -> bool:
+        """Ask those MCP servers for their tools whose list changed; return whether ours did.
+
+        A session keeps the tools that it was told of until `session.update(tools=...)`.
+        """
+        if self._connections is None:
+            return False
+        before = self.specs
+        for server, tools in self._connections.changed_lists().items():
+            for name in [name for name, one in self._tools.items() if one.server == server]:
+                del self._tools[name]
+            for spec, function in tools:
+                own = replace(spec, name=free_name(server, spec.name, self._tools))
+                self._tools[own.name] = RegisteredTool(own, function, JsonArguments(), None, server)
+        return self.specs != before
+
+    def close(self) -> None:
+        """End the connections to MCP servers, and the servers that were started."""
+        if self._connections is not None:
+            self._connections.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def add(self, function: Callable[..., Any]) -> RegisteredTool:
         """Register a plain, decorated or async callable and return what was made of it.

@@ -57,6 +57,16 @@ class Signature:
         return {name: value for name, value in values.items() if value is not UNSET}
 
 
+class JsonArguments:
+    """Arguments that a tool takes as one JSON object, because it checks them itself."""
+
+    def bind(self, arguments: Any) -> dict[str, Any]:
+        """Return the one keyword argument `arguments`. Raises ArgumentError for another type."""
+        if not isinstance(arguments, dict):
+            raise ArgumentError(f"expected an object, got {type(arguments).__name__}")
+        return {"arguments": arguments}
+
+
 def underlying(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function behind a partial or a callable object."""
     while isinstance(function, functools.partial):

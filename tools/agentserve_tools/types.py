@@ -1,7 +1,8 @@
-"""What a tool is to a model, and what it gives back."""
+"""What a tool is to a model, what it gives back, and who allows its calls."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 Status = Literal["ok", "error", "cancelled"]
 
@@ -39,3 +40,12 @@ class ToolOutput:
     def is_error(self) -> bool:
         """Whether the tool did not do what it was asked for."""
         return self.status != "ok"
+
+
+# Asked before a call runs, with its arguments: True lets it run; False, or why not, does not.
+Approve: TypeAlias = Callable[[ToolSpec, Any], bool | str | Awaitable[bool | str]]
+
+
+def allow_read_only(spec: ToolSpec, arguments: Any) -> bool | str:
+    """Allow the calls of tools that change nothing, and no other."""
+    return spec.read_only or "only tools that change nothing are allowed"

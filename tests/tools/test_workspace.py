@@ -22,7 +22,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def call(root):
-    run = Executor(Toolbox(Workspace(root, shell_timeout_s=5).tools)).run
+    run = Executor(Toolbox(Workspace(root, timeout_s=5).tools)).run
 
     async def text(name, **arguments):
         answer = await run(name, arguments)
@@ -109,7 +109,7 @@ GRANDCHILD = "sh -c 'trap \"\" TERM; echo $$ > pid; while :; do sleep 1; done' &
 
 
 async def test_a_timeout_ends_grandchildren_that_ignore_sigterm(root):
-    answer = await Workspace(root, shell_timeout_s=0.4).shell("echo partly; " + GRANDCHILD)
+    answer = await Workspace(root, timeout_s=0.4).shell("echo partly; " + GRANDCHILD)
     assert answer.status == "error"
     assert answer.output == "partly\n[ended after 0.4 s]"
     assert await until(partial(gone, int((root / "pid").read_text())))

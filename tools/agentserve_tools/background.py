@@ -5,7 +5,7 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -27,6 +27,12 @@ class BackgroundLoop:
         """Start `work`; cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def start(self, work: Coroutine[Any, Any, T]) -> "Job[T]":
+        """Start `work` as a job, which tells when stopped work has really ended."""
+        job: Job[T] = Job(self._loop)
+        self._loop.call_soon_threadsafe(job.begin, work)
+        return job
+
     def close(self) -> None:
         """Cancel what still runs, wait for it, end the thread."""
         if not self._thread.is_alive():
@@ -35,6 +41,31 @@ class BackgroundLoop:
             self.submit(_cancel_others()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+
+class Job(Generic[T]):
+    """Work in a background loop; `ended` has its result once nothing of it runs any more."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.ended: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> None:
+        """Run `work` in the loop, which calls this."""
+        self._task = self._loop.create_task(work)
+        self._task.add_done_callback(self._settle)
+
+    def stop(self) -> None:
+        """Cancel the work and return at once."""
+        self._loop.call_soon_threadsafe(lambda: self._task.cancel())
+
+    def _settle(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.ended.cancel()
+        elif (error := task.exception()) is not None:
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(task.result())
 
 
 async def _cancel_others() -> None:
