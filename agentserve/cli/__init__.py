@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from agentserve import __version__
-from agentserve.cli import inspect, serve, sessions, workload
+from agentserve.cli import agent, inspect, serve, sessions, workload
 from agentserve.cli.options import CommandFailed
 from agentserve.errors import AgentserveError
 
@@ -22,16 +22,18 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command, summary in (
-    (serve.serve, "Serve a model over HTTP."),
-    (workload.replay, "Replay an agent's turns and report."),
-    (workload.report, "Compare the reports of two replays."),
-    (workload.demo, "Replay a coding agent's 100 turns and report."),
-    (inspect.doctor, "Say whether a model runs on this machine."),
-    (sessions.ps, "List the sessions of a running server."),
-    (inspect.version, "Print the versions of what is installed."),
+for command, summary, codes in (
+    (serve.serve, "Serve a model over HTTP.", EXIT_CODES),
+    (agent.run, "Let a model do a task with tools.", agent.RUN_EXIT_CODES),
+    (agent.chat, "Talk to a model that has tools.", EXIT_CODES),
+    (workload.replay, "Replay an agent's turns and report.", EXIT_CODES),
+    (workload.report, "Compare the reports of two replays.", EXIT_CODES),
+    (workload.demo, "Replay a coding agent's 100 turns and report.", EXIT_CODES),
+    (inspect.doctor, "Say whether a model runs on this machine.", EXIT_CODES),
+    (sessions.ps, "List the sessions of a running server.", EXIT_CODES),
+    (inspect.version, "Print the versions of what is installed.", EXIT_CODES),
 ):
-    app.command(short_help=summary, epilog=EXIT_CODES)(command)
+    app.command(short_help=summary, epilog=codes)(command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,6 +1,6 @@
 """The tool loop as a flow: turns, the calls of each at the same time, their results, until none."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, TypeAlias
 
 from agentserve_tools import Approve, ToolOutput
@@ -45,10 +45,12 @@ class ToolLoop:
                 return waiting
             given = yield from self._answers(waiting.tool_calls, {})
         for number in range(1, max_turns + 1):
-            turn, started = yield from self._turn(given)
+            last = number == max_turns
+            # Who stops here may go on later, and a call that was begun and stopped would be lost.
+            turn, started = yield from self._turn(given, () if last else self._early)
             if not (turn.tool_calls or turn.malformed_calls):
                 break
-            if number == max_turns or self._unknown(turn):
+            if last or self._unknown(turn):
                 yield StopTools(list(started.values()))
                 break
             given = yield from self._answers(turn.tool_calls, started)
@@ -57,10 +59,13 @@ class ToolLoop:
     def _unknown(self, turn: Turn) -> bool:
         return any(call.name not in self._session.tools.toolbox for call in turn.tool_calls)
 
-    def _turn(self, given: Input) -> Flow[tuple[Turn, dict[str, Any]]]:
-        """Stream one turn; calls of read-only tools start as soon as they are complete."""
+    @property
+    def _early(self) -> Container[str]:
+        return self._session.tools.read_only
+
+    def _turn(self, given: Input, early: Container[str]) -> Flow[tuple[Turn, dict[str, Any]]]:
+        """Stream one turn; calls of `early` tools start as soon as they are complete."""
         stream = yield from self._session.open_stream(given, self._options)
-        early = self._session.tools.read_only
         started: dict[str, Any] = {}
         try:
             while (event := (yield from stream.next_event())) is not None:

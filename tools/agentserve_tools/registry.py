@@ -103,8 +103,10 @@ class Toolbox:
             self.add(one)
 
     @classmethod
-    def from_mcp_config(cls, file: str | os.PathLike[str]) -> Self:
-        """Connect to the servers of `{"mcpServers": {...}}` and take over their tools.
+    def from_mcp_config(
+        cls, file: str | os.PathLike[str], tools: Iterable[Callable[..., Any]] = ()
+    ) -> Self:
+        """Connect to the servers of `{"mcpServers": {...}}` and add their tools to `tools`.
 
         Blocks until each server has listed its tools or failed; those that failed are in
         `failed_servers`, and hide nothing of the others. Close the toolbox to end the connections.
@@ -114,7 +116,7 @@ class Toolbox:
         from agentserve_tools.mcp_config import read_config
         from agentserve_tools.mcp_servers import McpConnections
 
-        toolbox = cls()
+        toolbox = cls(tools)
         toolbox.connect(McpConnections(read_config(file)))
         return toolbox
 
