@@ -1,4 +1,4 @@
-"""`agentserve run | chat`: an agent with tools on this machine, on a server or an embedded model."""
+"""`agentserve run | chat`: an agent whose tools run here, and its model here or on a server."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agentserve_tools import Approve, Executor
 
     from agentserve import AsyncClient, Turn
-    from agentserve.cli.terminal import Lines, Questions
+    from agentserve.cli.terminal import Questions
 
 GROUPS = ("files", "shell", "python")
 UNANSWERED = 3
@@ -127,7 +127,13 @@ def make_agent(  # noqa: PLR0913 - one argument per command line option
 
 
 def run(  # noqa: PLR0913 - one argument per command line option
-    task: Annotated[str, typer.Argument(help="What the agent shall do.", show_default=False)],
+    task: Annotated[
+        str | None,
+        typer.Argument(
+            help="What the agent shall do. Left out, --session names one that waits for results.",
+            show_default=False,
+        ),
+    ] = None,
     tools: Tools = "",
     mcp: Mcp = None,
     directory: Directory = Path(),
@@ -145,6 +151,8 @@ def run(  # noqa: PLR0913 - one argument per command line option
     The answer goes to stdout, what the tools do to stderr. The tools can do what you can:
     --approve ask asks before each call that may change something.
     """
+    if task is None and session is None:
+        raise typer.BadParameter("a task is needed, or --session to go on with", param_hint="TASK")
     agent = make_agent(tools, mcp, directory, approve, url, api_key, model)
     options = {"system": system} if system is not None else {}
     try:
@@ -158,9 +166,9 @@ def run(  # noqa: PLR0913 - one argument per command line option
         raise typer.Exit(UNANSWERED)
 
 
-async def _run(  # noqa: PLR0913 - one argument per command line option
+async def _run(
     agent: Agent,
-    task: str,
+    task: str | None,
     name: str | None,
     options: dict[str, Any],
     max_turns: int,

@@ -2,7 +2,19 @@
 
 import pytest
 from agentserve_tools import ToolOutput
-from client_flows import BROKEN, Script, add, call_item, frames, ok, opened, refused, session, turn
+from client_flows import (
+    BROKEN,
+    Script,
+    add,
+    call_item,
+    frames,
+    ok,
+    opened,
+    refused,
+    session,
+    session_info,
+    turn,
+)
 
 from agentserve import errors, tool, wire
 from agentserve.client import core
@@ -216,3 +228,84 @@ def test_a_callback_sees_every_event_and_its_exception_ends_the_turn():
     with pytest.raises(ZeroDivisionError):
         script.drive(loop(on_event=seen.append).run("x", 5))
     assert script.sent[-1].path == "/sessions/s/cancel"
+
+
+def opened_turn(number, *output):
+    return [opened(), frames(wire.TurnDone(turn(number, output=list(output))))]
+
+
+def test_what_has_a_result_is_staged_while_others_run_and_the_rest_is_the_next_input():
+    items = [call_item("add", {"a": 1, "b": n}, n) for n in (1, 2, 3)]
+    script = Script(
+        *opened_turn(1, *items),
+        *["first", "second", "third"],
+        lambda effect: [None, ToolOutput("two"), None],
+        ok({"pending_calls": [], "staged": ["call_2"], "prefilled_tokens": 0}),
+        lambda effect: [ToolOutput(effect.handles[0]), ToolOutput(effect.handles[1])],
+        *opened_turn(2),
+    )
+    script.drive(loop(add).run("x", 5))
+    _, staged, then = script.bodies()
+    assert script.sent[1].path == "/sessions/s/tool_results"
+    assert [(r["call_id"], r["output"]) for r in staged["results"]] == [("call_2", "two")]
+    assert [(r["call_id"], r["output"]) for r in then["input"]] == [
+        ("call_1", "first"),
+        ("call_3", "third"),
+    ]
+
+
+def test_calls_are_told_when_they_begin_and_when_they_have_ended():
+    call = call_item("add", {"a": 1, "b": 2})
+    told = []
+
+    def tell(effect):
+        assert isinstance(effect, core.Notify)
+        effect.callback(effect.event)
+
+    script = Script(
+        *opened_turn(1, call),
+        tell,
+        tell,
+        "handle",
+        lambda effect: [ToolOutput(3)],
+        tell,
+        *opened_turn(2),
+        tell,
+    )
+    script.drive(loop(add, on_event=told.append).run("x", 5))
+    _, begun, ended, _ = told
+    assert (begun.call.name, ended.call, ended.output) == ("add", begun.call, ToolOutput(3))
+
+
+def test_nothing_is_begun_in_a_turn_that_is_the_last():
+    item = call_item("look", {"where": "x"})
+    script = Script(opened(), frames(wire.ItemDone(0, item), wire.TurnDone(turn(1, output=[item]))))
+    assert script.drive(loop(look).run("x", 1)).tool_calls
+    assert not any(isinstance(effect, core.StartTool) for effect in script.effects)
+
+
+def test_without_a_prompt_what_waits_is_answered_first():
+    items = [call_item("add", {"a": 1, "b": 1}), call_item("add", {"a": 2, "b": 2}, 2)]
+    info = session_info("t_4")
+    info.pending_calls[:] = [
+        wire.PendingCall("call_2", "add", 0),
+        wire.PendingCall("call_9", "", 0),
+    ]
+    script = Script(
+        ok(info),
+        ok(turn(4, output=[*items, BROKEN])),
+        "handle",
+        lambda effect: [ToolOutput(4)],
+        *opened_turn(5),
+    )
+    script.drive(loop(add).run(None, 5))
+    assert [send.path for send in script.sent[:2]] == ["/sessions/s", "/sessions/s/turns/t_4"]
+    assert [(r["call_id"], r["status"]) for r in script.bodies()[2]["input"]] == [
+        ("call_2", "ok"),
+        ("call_9", "error"),
+    ]
+
+
+def test_a_run_of_no_turns_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        Script().drive(loop().run("x", 0))

@@ -1,7 +1,6 @@
 """A real MCP server, made with the official package: imported by tests, or run on stdio."""
 
 import os
-import sys
 from pathlib import Path
 
 import anyio
@@ -30,8 +29,8 @@ def write_note(path: str, text: str) -> str:
 async def wait(path: str, seconds: float) -> str:
     """Wait, and write down how that ended."""
     record = anyio.Path(path)
-    await record.write_text("started")
     try:
+        await record.write_text("started")
         await anyio.sleep(seconds)
     except anyio.get_cancelled_exc_class():
         with anyio.CancelScope(shield=True):
@@ -84,7 +83,4 @@ def make_server() -> MCPServer:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["broken"]:
-        sys.stderr.write("no licence found\n")
-        sys.exit(2)
     make_server().run("stdio")

@@ -2,12 +2,19 @@
 
 import asyncio
 import contextvars
+import os
+import re
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from agentserve_tools import Executor, Toolbox, ToolOutput, tool
+from agentserve_tools import Executor, Toolbox, ToolOutput, allow_read_only, tool
+
+
+def stored(path: str) -> str:
+    return Path(path).read_text()
 
 
 def executor(*functions, **limits) -> Executor:
@@ -181,9 +188,19 @@ async def test_output_is_capped_and_says_so():
     def long() -> str:
         return "a" * 500 + "z" * 500
 
-    answer = await executor(long, max_output=10).run("long", {})
+    answer = await executor(long, max_output=10, keep_whole=False).run("long", {})
     assert answer.truncated
     assert answer.output == "aaaaa\n[... 990 characters left out ...]\nzzzzz"
+
+
+async def test_the_whole_of_a_cut_output_is_in_a_file_that_the_result_names():
+    def long() -> str:
+        return "a" * 500 + "z" * 500
+
+    answer = await executor(long, max_output=10).run("long", {})
+    (path,) = re.findall(r"990 characters left out; the whole is in (\S+) \.\.\.\]", answer.output)
+    assert stored(path) == long()
+    assert os.stat(path).st_mode & 0o077 == 0
 
 
 async def test_a_tool_chooses_its_own_status():
@@ -209,6 +226,160 @@ async def test_context_variables_reach_the_thread():
         return who.get()
 
     assert (await executor(ask).run("ask", {})).output == "caller"
+
+
+async def test_durations_are_kept_for_each_tool_and_their_median_is_expected():
+    @tool(expected_ms=700)
+    async def nap(ms: int) -> None:
+        await asyncio.sleep(ms / 1000)
+
+    one = executor(nap)
+    assert (one.expected_ms("nap"), one.expected_ms("other"), one.durations_ms) == (700, None, {})
+    for ms in (1, 40, 1):
+        await one.run("nap", {"ms": ms})
+    await one.run("nap", {"ms": "wrong"})
+    assert len(one.durations_ms["nap"]) == 3
+    assert one.expected_ms("nap") == sorted(one.durations_ms["nap"])[1]
+
+
+# At most once
+
+
+async def test_a_call_id_runs_once_and_answers_the_same_again():
+    ran = []
+
+    def count() -> int:
+        ran.append(1)
+        return len(ran)
+
+    one = executor(count)
+    assert not one.has_run("call_1")
+    first = await one.run("count", {}, call_id="call_1")
+    again = await one.run("count", {}, call_id="call_1")
+    assert (first, first.output, len(ran)) == (again, 1, 1)
+    assert one.has_run("call_1")
+    assert (await one.run("count", {}, call_id="call_2")).output == 2
+
+
+async def test_a_call_id_that_runs_is_joined_not_run_again():
+    ran, go_on = [], asyncio.Event()
+
+    async def slow() -> int:
+        ran.append(1)
+        await go_on.wait()
+        return len(ran)
+
+    run = executor(slow).run
+    both = [asyncio.create_task(run("slow", {}, call_id="call_1")) for _ in range(2)]
+    await asyncio.sleep(0)
+    go_on.set()
+    assert [(await one).output for one in both] == [1, 1]
+
+
+async def test_a_call_that_was_cancelled_stays_cancelled():
+    started = asyncio.Event()
+
+    async def slow() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    run = executor(slow).run
+    task = asyncio.create_task(run("slow", {}, call_id="call_1"))
+    joined = asyncio.create_task(run("slow", {}, call_id="call_1"))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await joined).status == "cancelled"
+    assert (await run("slow", {}, call_id="call_1")).status == "cancelled"
+
+
+async def test_outputs_are_forgotten_some_time_and_calls_never():
+    ran = []
+
+    def count(n: int) -> int:
+        ran.append(n)
+        return n
+
+    run = executor(count).run
+    for n in range(300):
+        await run("count", {"n": n}, call_id=f"call_{n}")
+    assert (await run("count", {"n": 299}, call_id="call_299")).output == 299
+    forgotten = await run("count", {"n": 0}, call_id="call_0")
+    assert (forgotten.status, len(ran)) == ("error", 300)
+
+
+# Approval
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status", "output"),
+    [
+        (True, "ok", 3),
+        (False, "cancelled", "the call of add was not allowed"),
+        ("too risky", "cancelled", "the call of add was not allowed: too risky"),
+        (None, "cancelled", "the call of add was not allowed"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["function", "coroutine", "awaitable"])
+async def test_a_call_runs_only_when_it_is_allowed(verdict, status, output, kind):
+    asked = []
+
+    def function(spec, arguments):
+        asked.append((spec.name, arguments))
+        return verdict
+
+    async def coroutine(spec, arguments):
+        return function(spec, arguments)
+
+    approve = {
+        "function": function,
+        "coroutine": coroutine,
+        "awaitable": lambda spec, arguments: coroutine(spec, arguments),
+    }[kind]
+    answer = await executor(add, approve=approve).run("add", {"a": 2})
+    assert (answer.status, answer.output, asked) == (status, output, [("add", {"a": 2})])
+
+
+async def test_the_approval_of_one_call_goes_before_that_of_the_executor():
+    one = executor(add, approve=lambda spec, arguments: False)
+    assert (await one.run("add", {"a": 2}, approve=lambda spec, arguments: True)).output == 3
+
+
+async def test_an_approval_that_fails_refuses_and_one_that_takes_long_is_waited_for():
+    def broken(spec, arguments):
+        raise ZeroDivisionError
+
+    async def slow(spec, arguments):
+        await asyncio.sleep(0.1)
+        return True
+
+    refused = await executor(add, approve=broken).run("add", {"a": 2})
+    assert (refused.status, refused.output) == (
+        "cancelled",
+        "the call of add was not allowed: asking failed: ZeroDivisionError",
+    )
+    assert (await executor(add, approve=slow, deadline_s=0.05).run("add", {"a": 2})).output == 3
+
+
+async def test_what_cannot_run_is_not_asked_for():
+    def never(spec, arguments):
+        raise AssertionError
+
+    run = executor(add, approve=never).run
+    assert "invalid arguments" in (await run("add", {"a": "x"})).output
+    assert "no tool named" in (await run("sub", {})).output
+
+
+async def test_read_only_tools_can_be_allowed_alone():
+    @tool(read_only=True)
+    def look() -> str:
+        return "seen"
+
+    run = executor(add, look, approve=allow_read_only).run
+    assert (await run("look", {})).output == "seen"
+    refused = (await run("add", {"a": 1})).output
+    assert refused.endswith("not allowed: only tools that change nothing are allowed")
 
 
 def test_a_thread_that_never_ends_does_not_keep_the_program_alive():

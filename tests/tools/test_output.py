@@ -1,8 +1,10 @@
 """Output is bounded and keeps its beginning and its end."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
-from agentserve_tools.output import HeadTail, clip
+from agentserve_tools.output import Aside, HeadTail, clip
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +21,33 @@ def test_head_and_tail_are_what_one_cut_of_the_whole_would_give(pieces, limit):
         assert kept.text().endswith(" ...]\n" + whole[len(whole) - limit // 2 :])
     else:
         assert kept.text() == whole
+
+
+@given(st.lists(st.text("abc\n\r\x85é\ud800", max_size=9), max_size=12), st.integers(2, 12))
+def test_what_is_cut_is_whole_in_its_file(pieces, limit):
+    aside = Aside()
+    kept = HeadTail(limit, aside)
+    for piece in pieces:
+        kept.push(piece)
+    whole = "".join(pieces)
+    names = re.findall(r"; the whole is in (\S+) \.\.\.\]", kept.text())
+    assert bool(names) == bool(kept.dropped)
+    for name in names:
+        assert Path(name).read_bytes() == whole.encode(errors="replace")
+
+
+def test_a_full_disk_leaves_no_file_with_a_hole(monkeypatch):
+    kept = HeadTail(4, Aside())
+    kept.push("0123456789")
+    (name,) = re.findall(r"is in (\S+) ", kept.text())
+
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    kept.push("more")
+    assert kept.text() == "01\n[... 10 characters left out ...]\nre"
+    assert not Path(name).exists()
 
 
 def test_structures_stay_structures_when_they_fit():

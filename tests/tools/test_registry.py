@@ -1,5 +1,7 @@
 """Tools by name, and what the decorator says about them."""
 
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -75,3 +77,19 @@ def test_an_example_may_begin_with_what_the_user_says():
 def test_an_example_that_is_not_a_valid_call_is_refused():
     with pytest.raises(ValueError, match="argument n"):
         Toolbox([tool(examples=[{"n": "three"}])(partial(plain))])
+
+
+def test_without_the_mcp_package_it_is_said_what_to_install(tmp_path):
+    file = tmp_path / "mcp.json"
+    file.write_text('{"mcpServers": {}}')
+    program = (
+        "import sys\n"
+        "sys.modules['mcp'] = None\n"
+        "from agentserve_tools import Toolbox\n"
+        "try: Toolbox.from_mcp_config(sys.argv[1])\n"
+        "except ImportError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, file], capture_output=True, text=True, check=True
+    )
+    assert "pip install 'agentserve-runtime[mcp]'" in done.stdout

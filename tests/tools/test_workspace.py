@@ -1,12 +1,14 @@
-"""File tools stay in their directory; the shell is bounded and leaves nothing behind."""
+"""File tools stay in their directory; programs are bounded and leave nothing behind."""
 
 import asyncio
 import os
+import re
+import resource
 from functools import partial
 from pathlib import Path
 
 import pytest
-from agentserve_tools import Executor, Toolbox, Workspace
+from agentserve_tools import Executor, Limits, Toolbox, Workspace
 
 
 @pytest.fixture
@@ -81,12 +83,73 @@ async def test_given_variables_reach_the_shell(root):
     assert (await workspace.shell("echo $GREETING")).output == "hello"
 
 
-async def test_shell_output_is_capped_in_memory(root):
+async def test_shell_output_is_capped_in_memory_and_whole_in_a_file_that_can_be_read(root):
     workspace = Workspace(root, max_output=100)
-    answer = await workspace.shell("head -c 3000000 /dev/zero | tr '\\0' x; echo end")
+    answer = await workspace.shell("echo begin; head -c 3000000 /dev/zero | tr '\\0' x; echo end")
     assert answer.truncated
-    assert len(answer.output) < 200
-    assert answer.output.endswith("end")
+    assert len(answer.output) < 250
+    assert answer.output.startswith("begin\nxxx")
+    assert answer.output.endswith("xxxend")
+    (path,) = re.findall(r"the whole is in (\S+) ", answer.output)
+    whole = stored(path)
+    assert (len(whole), whole[:6], whole[-4:]) == (6 + 3_000_000 + 4, "begin\n", "end\n")
+    assert workspace.read_file(path, max_lines=1) == "begin\n"
+    with pytest.raises(PermissionError):
+        workspace.write_file(path, "")
+
+
+async def test_an_output_may_be_cut_without_a_file(root):
+    answer = await Workspace(root, max_output=10, keep_whole=False).shell("seq 100")
+    assert " is in " not in answer.output
+
+
+async def test_a_text_that_occurs_once_is_replaced(call, root):
+    assert await call("edit_file", path="notes.md", old="two\n", new="2\n") == (
+        "replaced in notes.md"
+    )
+    assert (root / "notes.md").read_text() == "one\n2\nthree\n"
+    for old, times in (("e", 3), ("absent", 0), ("", 0)):
+        answer = await call("edit_file", path="notes.md", old=old, new="x")
+        assert f"occurs {times} times" in answer
+    assert (root / "notes.md").read_text() == "one\n2\nthree\n"
+
+
+async def test_python_runs_in_the_directory_and_shows_its_errors(call, root):
+    (root / "mine.py").write_text("VALUE = 41\n")
+    assert await call("python", code="import mine\nprint(mine.VALUE + 1)") == "42"
+    assert "ZeroDivisionError" in await call("python", code="1 / 0")
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (Limits(memory_bytes=200 << 20), "bytearray(300 << 20)"),
+        (Limits(file_bytes=1000), "f = open('big', 'wb', 0); f.write(bytes(1000)); f.write(b'x')"),
+        (Limits(open_files=16), "held = [open('/dev/null') for _ in range(32)]"),
+        (Limits(cpu_s=1), "while True: pass"),
+    ],
+)
+async def test_a_program_that_exceeds_a_limit_fails_and_this_one_does_not(root, limits, code):
+    before = {name: resource.getrlimit(name) for name in range(8)}
+    answer = await Workspace(root, limits=limits).python(code)
+    assert "[exit status" in answer.output
+    assert {name: resource.getrlimit(name) for name in range(8)} == before
+    assert (await Workspace(root, limits=limits).python("print('fine')")).output == "fine"
+
+
+async def test_programs_dump_no_core_and_limits_can_be_left_out(root):
+    none = Limits(None, None, None, None, None)
+    code = "import resource as r; print(r.getrlimit(r.RLIMIT_CORE), r.getrlimit(r.RLIMIT_CPU))"
+    answer = await Workspace(root, limits=none).python(code)
+    assert answer.output == f"(0, 0) {resource.getrlimit(resource.RLIMIT_CPU)}"
+
+
+async def test_a_program_cannot_read_from_this_ones_terminal(call):
+    assert await call("shell", command="cat") == "[no output]"
+
+
+def stored(path: str) -> str:
+    return Path(path).read_text()
 
 
 def gone(pid: int) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 try:
     from agentserve_tools.mcp_connection import Connection, ServerFailed, Target
 except ModuleNotFoundError as error:
-    if error.name not in ("mcp", "mcp_types", "httpx2"):
+    if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "httpx2"):
         raise
     raise ImportError(
         "tools of MCP servers need the mcp package: pip install 'agentserve-runtime[mcp]'"
@@ -73,6 +73,8 @@ class McpConnections:
 
     async def _call(self, server: Connection, name: str, arguments: dict[str, Any]) -> ToolOutput:
         """Make one call, from any event loop; cancelling it cancels it in the server."""
+        if self._closed:
+            return ToolOutput("the connections to MCP servers are closed", "error")
         return await asyncio.wrap_future(self._loop.submit(_call(server, name, arguments)))
 
     def close(self) -> None:

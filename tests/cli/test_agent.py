@@ -1,0 +1,281 @@
+"""`agentserve run` and `chat` as processes, on a real server whose model's words are dictated."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from forced import Forced, calls, says
+from live_server import serving
+from served import assembled, open_client, wait_until_ready
+
+from agentserve import Client, wire
+from agentserve.cli.terminal import printable, summary
+from agentserve.config import ServerSettings
+
+HANDSHAKE = Path(__file__).parents[1] / "support" / "handshake_server.py"
+
+
+@pytest.fixture(scope="module")
+def server():
+    front = Forced(assembled(ServerSettings(allow_force=True)).app, [])
+    with serving(front) as port:
+        with open_client(port, {}) as http:
+            wait_until_ready(http)
+        yield front, f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def story(server):
+    front, _ = server
+
+    def tell(*turns):
+        front.script[:] = turns
+        front.posts.clear()
+        return front
+
+    yield tell
+    left, front.script[:] = list(front.script), []
+    assert left == []
+
+
+@contextlib.contextmanager
+def started(*arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentserve", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def command(*arguments, said=""):
+    """Run a command to its end; return exit code, stdout, stderr."""
+    with started(*arguments) as process:
+        out, err = process.communicate(said, timeout=120)
+        return process.returncode, out, err
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def shell(text):
+    return calls(("shell", {"command": text}))
+
+
+def results(body):
+    return [(item["output"], item["status"]) for item in body["input"]]
+
+
+def test_a_task_is_done_with_tools_in_a_directory_and_the_answer_alone_is_on_stdout(
+    server, story, tmp_path
+):
+    (tmp_path / "a.txt").write_text("hello")
+    front = story(
+        calls(("read_file", {"path": "a.txt"})),
+        shell("echo more >> a.txt"),
+        calls(("python", {"code": "print(open('a.txt').read())"})),
+        says("It says\x1b[2J hello more."),
+    )
+    code, out, err = command(
+        *("run", "read it", "--tools", "files,shell,python", "--approve", "auto"),
+        *("--dir", str(tmp_path), "--url", server[1], "--system", "Be brief."),
+    )
+    assert (code, out) == (0, "It says[2J hello more.\n")
+    assert '[shell {"command": "echo more >> a.txt"}]' in err
+    assert "[shell: ok, " in err
+    assert results(front.turns[1]) == [("hello", "ok")]
+    assert results(front.turns[3]) == [("hellomore", "ok")]
+    created = next(body for action, body in front.posts if action == "sessions")
+    assert created["system"] == "Be brief."
+    assert [one["name"] for one in created["tools"]][-2:] == ["shell", "python"]
+
+
+def test_calls_that_change_something_are_asked_for_and_no_answer_is_no(server, story, tmp_path):
+    front = story(
+        calls(("list_files", {})),
+        *[shell(f"touch {name}") for name in ("no", "yes", "always", "unasked")],
+        calls(("python", {"code": "open('silence', 'w')"})),
+        says("Done."),
+    )
+    code, out, err = command(
+        *("run", "go", "--tools", "files,shell,python", "--dir", str(tmp_path)),
+        *("--url", server[1]),
+        said="n\ny\na\n",
+    )
+    assert (code, out) == (0, "Done.\n")
+    assert err.count("Allow ") == 4
+    assert 'Allow shell {"command": "touch no"}' in err
+    assert [results(body)[0][1] for body in front.turns[1:]] == [
+        *("ok", "cancelled", "ok", "ok", "ok", "cancelled"),
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["always", "unasked", "yes"]
+
+
+def test_what_changes_something_can_be_refused_and_json_tells_everything(server, story, tmp_path):
+    story(shell("touch one"), calls(("list_files", {})), says("Done."))
+    code, out, _ = command(
+        *("run", "go", "--tools", "shell,files", "--approve", "deny", "--json"),
+        *("--dir", str(tmp_path), "--url", server[1], "--session", "as-json"),
+    )
+    told = json.loads(out)
+    assert (code, told["session"], told["text"], told["stop_reason"]) == (
+        *(0, "as-json", "Done.", "end"),
+    )
+    assert [(one["name"], one["status"]) for one in told["calls"]] == [
+        ("shell", "cancelled"),
+        ("list_files", "ok"),
+    ]
+    assert told["calls"][1]["output"] == "no files"
+    assert len(told["turns"]) == 3
+
+
+def test_a_run_that_ends_without_an_answer_says_so_and_can_be_gone_on_with(server, story, tmp_path):
+    story(shell("echo 1"), says("Done."))
+    common = ("--tools", "shell", "--approve", "auto", "--dir", str(tmp_path))
+    common += ("--url", server[1], "--session", "used-up")
+    code, out, err = command("run", "go", *common, "--max-turns", "1")
+    assert (code, out) == (3, "")
+    assert "no answer: after 1 turns it still calls tools; see --max-turns" in err
+    # Another program does not know that the first one did not run the call.
+    assert command("run", *common)[:2] == (0, "Done.\n")
+
+
+def test_an_interrupted_run_ends_its_tools_and_exits_with_130(server, story, tmp_path):
+    story(shell("echo $$ > pid; sleep 600"))
+    pid = tmp_path / "pid"
+    with started(
+        *("run", "go", "--tools", "shell", "--approve", "auto", "--dir", str(tmp_path)),
+        *("--url", server[1]),
+    ) as process:
+        until(lambda: pid.exists() and pid.read_text().strip())
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
+def test_mcp_servers_give_tools_and_one_that_fails_is_named(server, story, tmp_path):
+    pytest.importorskip("mcp")
+    file = tmp_path / "mcp.json"
+    good = {"command": sys.executable, "args": [str(HANDSHAKE)]}
+    file.write_text(json.dumps({"mcpServers": {"good": good, "bad": {"command": "/no/such"}}}))
+    front = story(calls(("one", {})), says("Done."))
+    code, out, err = command("run", "go", "--mcp", str(file), "--url", server[1])
+    assert (code, out) == (0, "Done.\n")
+    assert "MCP server bad gives no tools: " in err
+    assert results(front.turns[1]) == [("called", "ok")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["run"], 2, "a task is needed"),
+        (["run", "x", "--tools", "files,teleport"], 2, "no tools teleport"),
+        (["run", "x", "--url", "http://127.0.0.1:9", "--model", "smollm2-135m"], 2, "exclude"),
+        (["run", "x", "--approve", "maybe"], 2, "maybe"),
+        (["run", "x", "--mcp", "/no/such.json"], 2, "/no/such.json"),
+        (["run", "x", "--url", "http://127.0.0.1:9"], 1, "no answer from http://127.0.0.1:9"),
+        (["chat", "--url", "http://127.0.0.1:9"], 1, "no answer from http://127.0.0.1:9"),
+    ],
+)
+def test_wrong_usage_and_failures_are_told_without_a_traceback(capsys, arguments, code, said):
+    from agentserve.cli import main
+
+    with pytest.raises(SystemExit) as done:
+        main(arguments)
+    captured = capsys.readouterr()
+    assert (done.value.code, captured.out) == (code, "")
+    assert said in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_a_conversation_from_piped_lines_shows_figures_and_obeys_commands(server, story, tmp_path):
+    long = "word " * 3000
+    story(
+        says("Hello."),
+        calls(("list_files", {})),
+        says("Nothing there."),
+        says("Again."),
+        says("too long: never said"),
+        says("In the copy."),
+    )
+    code, out, err = command(
+        *("chat", "--tools", "files", "--dir", str(tmp_path), "--url", server[1]),
+        *("--session", "talk"),
+        said="/rollback\nhi\n/tools\nwhat is here?\n/rollback\nonce more\n"
+        f"{long}\n/fork\nand?\n/dance\n"
+        "/help\n/quit\nnot reached\n",
+    )
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("session talk; ")
+    assert lines[1] == "[there is no message to take back]"
+    assert lines[2] == "Hello."
+    assert "read_file (changes nothing): Read a text file." in lines
+    assert "[list_files {}]" in lines
+    assert any(line.startswith("[back at t_1") for line in lines)
+    assert any("tokens do not fit the context of 2048" in line for line in lines)
+    assert "no command /dance; /help lists them" in lines
+    figures = [line for line in lines if " | cached " in line]
+    assert len(figures) == 5
+    assert " tok/s | cached " in figures[1]
+    assert "(device " in figures[1]
+    assert " of 2048]" in figures[1]
+    with Client(server[1]) as client:
+        talk = client.session(id="talk", resume=True)
+        assert [turn.text for turn in talk.turns] == ["Hello.", "Again."]
+
+
+def test_an_interrupt_cancels_what_runs_and_not_the_conversation(server, story, tmp_path):
+    story(says("Hello."), shell("echo $$ > pid; sleep 600"), says("Still here."))
+    pid = tmp_path / "pid"
+    with started(
+        *("chat", "--tools", "shell", "--approve", "auto", "--dir", str(tmp_path)),
+        *("--url", server[1]),
+    ) as process:
+        process.stdin.write("hi\nwait\n")
+        process.stdin.flush()
+        until(lambda: pid.exists() and pid.read_text().strip())
+        process.send_signal(signal.SIGINT)
+        process.stdin.write("are you there?\n")
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+    lines = out.splitlines()
+    assert lines.index("[cancelled]") < lines.index("Still here.")
+
+
+def test_control_characters_do_not_reach_the_terminal():
+    assert printable("a\x1b[31m\x07\x9b\tb\r\n") == "a[31m\tb\n"
+
+
+def test_the_figures_of_a_turn_name_the_tiers_that_its_cached_tokens_came_from():
+    turn = wire.Turn(
+        *("t_1", "s", None),
+        status="completed",
+        usage=wire.Usage(cached_tokens=206, new_tokens=15, output_tokens=9),
+        kv=wire.KvTokens(device=200, host=6),
+        timing_ms=wire.Timing(decode=450),
+        context=wire.Context(230, 8192, 7962),
+    )
+    assert summary(turn) == (
+        "[9 tokens, 20.0 tok/s | cached 206 (device 200, host 6), new 15 | context 230 of 8192]"
+    )
