@@ -65,7 +65,7 @@ exactness: $(STAMPS)/installed-test  ## SmolLM2 whose KV moves, drops and is com
 mutants: $(STAMPS)/installed-test  ## seeded bugs in residency and copy code, each of which must be caught
 	$(PY) benchmarks/mutants.py --output benchmarks/results/mutants.json
 
-bench-tools: $(STAMPS)/installed  ## how often SmolLM2 calls the right tool, in four modes
+bench-tools: $(STAMPS)/installed  ## SmolLM2's tool calls: right, valid, and what early ones save
 	$(PY) benchmarks/bench_tools.py
 
 bench-scale: $(STAMPS)/installed  ## host KV on an H200, simulated: 16 to 64 agents, a cost model
@@ -111,5 +111,5 @@ $(STAMPS)/installed: pyproject.toml constraints.txt | $(STAMPS)/python
 	@touch $@
 
 $(STAMPS)/installed-test: $(STAMPS)/installed
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[mcp,test]'
 	@touch $@

@@ -1,6 +1,7 @@
-"""How often does the embedded model call the right tool, and how often validly at all?
+"""How often does the embedded model call the right tool, is every call valid, what saves time?
 
-40 prompts that appear nowhere in the tools' descriptions, 4 tools, greedy decoding, four modes:
+1. Right calls. 40 prompts that appear nowhere in the tools' descriptions, 4 tools, greedy decoding,
+four modes:
 
 free         the tools are described in the system message; nothing else helps
 example      the tools are declared, so that the server's prompt begins with a worked example of
@@ -11,12 +12,23 @@ forced       the same prompt, tool_choice required: a call is demanded from the 
 In the first two a call is read from the text as leniently as possible: the first JSON object with a
 name. The wording of the server's prompt was chosen with every fifth of these prompts (8 of the 40).
 
-    python benchmarks/bench_tools.py [--limit N] [--output benchmarks/results/tools.json]
+2. Valid calls. 200 turns that are constrained as by default: the prompts again and again, the first
+time greedily, then sampled. Every call that is emitted must satisfy its tool's schema.
+
+3. Early calls. A turn with two calls, of which the first is of a tool that takes a second and the
+second has long arguments, until both results are in. In turn with a first tool that is read-only,
+so that it runs while the second call is still generated, and with one that is not. The outputs are
+forced, so that the two are the same work.
+
+    python benchmarks/bench_tools.py [--limit N] [--turns N] [--repeats N]
+                                     [--output benchmarks/results/tools.json]
 """
 
 import argparse
 import asyncio
 import json
+import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +37,8 @@ import jsonschema
 from agentserve_tools import Toolbox, tool
 from circumstances import circumstances
 
-from agentserve import AsyncClient
+from agentserve import AsyncClient, ToolDone
+from agentserve.config import ServerSettings
 
 MODEL = "smollm2-135m"
 MAX_OUTPUT_TOKENS = 64
@@ -36,6 +49,9 @@ TOOL_CHOICE: dict[str, Literal["none", "auto", "required"]] = {
     "forced": "required",
 }
 CONCURRENCY = 16
+TEMPERATURE = 0.8
+TOOL_S = 1.0
+NOTE = " ".join(f"{number} bottles" for number in range(20, 0, -1))
 
 
 @tool(examples=[{"input": "What is the weather in Oslo?", "arguments": {"city": "Oslo"}}])
@@ -189,7 +205,7 @@ async def ask(client: AsyncClient, mode: str, prompt: str) -> Call | None:
     return calls[0] if calls else None
 
 
-async def measure(cases: list[Case]) -> dict[str, Any]:
+async def right_calls(client: AsyncClient, cases: list[Case]) -> dict[str, Any]:
     """Ask every prompt in every mode; return counts and every single answer."""
     places = asyncio.Semaphore(CONCURRENCY)
 
@@ -203,11 +219,9 @@ async def measure(cases: list[Case]) -> dict[str, Any]:
             "right": is_right(call, name, arguments),
         }
 
-    async with AsyncClient.embedded(MODEL) as client:
-        found = {
-            mode: await asyncio.gather(*(judged(mode, case) for case in cases))
-            for mode in TOOL_CHOICE
-        }
+    found = {
+        mode: await asyncio.gather(*(judged(mode, case) for case in cases)) for mode in TOOL_CHOICE
+    }
     counts = {
         mode: {
             "right": sum(one["right"] for one in answers),
@@ -224,11 +238,111 @@ async def measure(cases: list[Case]) -> dict[str, Any]:
     return {"prompts": len(cases), "counts": counts, "answers": answers}
 
 
+async def valid_calls(client: AsyncClient, turns: int) -> dict[str, Any]:
+    """Run constrained turns; return how many calls came and how many of them are not valid."""
+    places = asyncio.Semaphore(CONCURRENCY)
+
+    async def calls_of(number: int) -> dict[str, int]:
+        again, case = divmod(number, len(CASES))
+        sampling = {"temperature": TEMPERATURE, "seed": number} if again else {}
+        async with places:
+            session = await client.session(tools=[TOOLBOX[name].function for name in TOOLBOX])
+            turn = await session.step(
+                CASES[case][0], max_output_tokens=MAX_OUTPUT_TOKENS, sampling=sampling
+            )
+        made = [{"name": call.name, "arguments": call.arguments} for call in turn.tool_calls]
+        return {
+            "turns_with_calls": bool(made),
+            "calls": len(made),
+            "invalid": sum(not is_valid(call) for call in made),
+            "schema_errors": sum(bool(call.schema_errors) for call in turn.tool_calls),
+            "malformed": len(turn.malformed_calls),
+            "truncated": turn.stop_reason == "max_tokens",
+        }
+
+    counts = await asyncio.gather(*map(calls_of, range(turns)))
+    return {"turns": turns} | {name: sum(one[name] for one in counts) for name in counts[0]}
+
+
+class _ResultsAreIn(Exception):
+    """Ends a run."""
+
+
+async def results_in_s(client: AsyncClient, read_only: bool) -> float:
+    """Return the seconds from a request to both results of its turn."""
+
+    @tool(read_only=read_only)
+    async def look(what: str) -> str:
+        await asyncio.sleep(TOOL_S)
+        return what
+
+    async def note(text: str) -> str:
+        return text
+
+    ended = 0
+
+    def on_event(event: Any) -> None:
+        nonlocal ended
+        ended += isinstance(event, ToolDone)
+        if ended == 2:
+            raise _ResultsAreIn
+
+    session = await client.session(tools=[look, note])
+    force = [
+        {"type": "tool_call", "name": "look", "arguments": {"what": "here"}},
+        {"type": "tool_call", "name": "note", "arguments": {"text": NOTE}},
+    ]
+    started = time.perf_counter()
+    try:
+        await session.run("Go.", max_turns=2, on_event=on_event, debug={"force": force})
+    except _ResultsAreIn:
+        return time.perf_counter() - started
+    finally:
+        await session.delete()
+    raise RuntimeError("the forced calls were not made")
+
+
+async def early_calls(client: AsyncClient, repeats: int) -> dict[str, Any]:
+    """Return the seconds of both kinds in turn, their medians, and what is saved."""
+    runs: dict[str, list[float]] = {"early": [], "after the turn": []}
+    await results_in_s(client, read_only=True)  # now what all prompts begin with is cached
+    for _ in range(repeats):
+        runs["early"].append(await results_in_s(client, read_only=True))
+        runs["after the turn"].append(await results_in_s(client, read_only=False))
+    medians = {kind: statistics.median(seconds) for kind, seconds in runs.items()}
+    return {
+        "tool_s": TOOL_S,
+        "runs_s": runs,
+        "median_s": medians,
+        "saved_s": medians["after the turn"] - medians["early"],
+    }
+
+
+async def measure(limit: int, turns: int, repeats: int) -> dict[str, Any]:
+    """Do all three, one after the other."""
+    settings = ServerSettings(allow_force=True, max_sessions=10_000)
+    async with AsyncClient.embedded(MODEL, server=settings) as client:
+        return await right_calls(client, CASES[:limit]) | {
+            "valid_calls": await valid_calls(client, turns),
+            "early_calls": await early_calls(client, repeats),
+        }
+
+
 def table(result: dict[str, Any]) -> str:
     total = result["prompts"]
     rows = [f"{'mode':<13}{'right':>8}{'valid':>8}{'any call':>10}   of {total} prompts"]
     for mode, counts in result["counts"].items():
         rows.append(f"{mode:<13}{counts['right']:>8}{counts['valid']:>8}{counts['any_call']:>10}")
+    valid, early = result["valid_calls"], result["early_calls"]
+    rows.append(
+        f"constrained turns: {valid['turns']}, calls: {valid['calls']}, not valid: "
+        f"{valid['invalid']}, malformed: {valid['malformed']}, cut at {MAX_OUTPUT_TOKENS} tokens: "
+        f"{valid['truncated']}"
+    )
+    rows.append(
+        f"results are in after {early['median_s']['early']:.2f} s with an early call, "
+        f"{early['median_s']['after the turn']:.2f} s without: {early['saved_s']:.2f} s saved"
+    )
     return "\n".join(rows)
 
 
@@ -237,10 +351,12 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=int, default=len(CASES), help="ask only the first N prompts"
     )
+    parser.add_argument("--turns", type=int, default=200, help="constrained turns")
+    parser.add_argument("--repeats", type=int, default=10, help="of each kind of early call")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/tools.json"))
     options = parser.parse_args()
     head = circumstances("tools") | {"model": MODEL}
-    result = head | asyncio.run(measure(CASES[: options.limit]))
+    result = head | asyncio.run(measure(options.limit, options.turns, options.repeats))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     print(table(result))
