@@ -51,6 +51,7 @@ class Chat:
             self._running.cancel()
         else:
             self._screen.note("/quit or Ctrl-D leaves")
+            self._lines.prompt_again()
 
     async def _guarded(self, line: str) -> None:
         """Do what a line says; what goes wrong is told, and the conversation goes on."""

@@ -28,19 +28,26 @@ class Lines:
     def __init__(self) -> None:
         self._reading: asyncio.Future[str | None] | None = None
         self._terminal = sys.stdin.isatty()
+        self._prompt = ""
 
     async def next(self, prompt: str) -> str | None:
         """Return the next line, None at the end. Cancelled, the line goes to who asks next."""
+        self._prompt = prompt
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_future()
             arguments = (asyncio.get_running_loop(), self._reading, prompt)
             threading.Thread(target=self._read, args=arguments, daemon=True).start()
-        elif self._terminal:
-            sys.stdout.write(prompt)
-            sys.stdout.flush()
+        else:
+            self.prompt_again()
         line = await asyncio.shield(self._reading)
         self._reading = None
         return line
+
+    def prompt_again(self) -> None:
+        """Show the prompt once more, after something else was written."""
+        if self._terminal:
+            sys.stdout.write(self._prompt)
+            sys.stdout.flush()
 
     def _read(
         self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[str | None]", prompt: str

@@ -27,6 +27,7 @@ from agentserve_tools.types import ToolOutput, ToolSpec
 
 _LIST_S = 30.0
 _MAX_PAGES = 100
+_SESSION_ENDED = "Session terminated"  # what the package makes of HTTP 404: the server began anew
 _MAX_DESCRIPTION = 16_384  # characters; what an agentserve server takes
 
 Listed: TypeAlias = tuple[ToolSpec, Callable[..., Awaitable[ToolOutput]]]
@@ -119,7 +120,7 @@ async def _call(server: Connection, name: str, arguments: dict[str, Any]) -> Too
     try:
         result = await client.call_tool(name, arguments)
     except MCPError as error:
-        if error.code != CONNECTION_CLOSED:
+        if error.code != CONNECTION_CLOSED and error.message != _SESSION_ENDED:
             return ToolOutput(f"{error.message} (error {error.code})", "error")
     except OSError:
         pass
