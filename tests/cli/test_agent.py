@@ -172,16 +172,24 @@ def test_an_interrupted_run_ends_its_tools_and_exits_with_130(server, story, tmp
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
 
 
-def test_mcp_servers_give_tools_and_one_that_fails_is_named(server, story, tmp_path):
+def test_mcp_servers_give_tools_one_that_fails_is_named_and_new_ones_come_with_a_message(
+    server, story, tmp_path
+):
     pytest.importorskip("mcp")
     file = tmp_path / "mcp.json"
     good = {"command": sys.executable, "args": [str(HANDSHAKE)]}
     file.write_text(json.dumps({"mcpServers": {"good": good, "bad": {"command": "/no/such"}}}))
-    front = story(calls(("one", {})), says("Done."))
-    code, out, err = command("run", "go", "--mcp", str(file), "--url", server[1])
-    assert (code, out) == (0, "Done.\n")
+    front = story(calls(("one", {})), says("Done."), calls(("two", {})), says("Done too."))
+    code, out, err = command(
+        *("chat", "--mcp", str(file), "--approve", "auto", "--url", server[1]),
+        said="go\nonce more\n",
+    )
+    assert (code, err.count("\n")) == (0, 1)
     assert "MCP server bad gives no tools: " in err
-    assert results(front.turns[1]) == [("called", "ok")]
+    lines = out.splitlines()
+    assert lines.index("Done.") < lines.index("Done too.")
+    assert any(line.startswith("[the tools changed: ") for line in lines)
+    assert [results(front.turns[n]) for n in (1, 3)] == [[("called", "ok")]] * 2
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,24 @@ async def test_cancelling_a_run_ends_its_tools_and_the_session_goes_on(server, s
         assert (await session.run("never mind", on_pending="cancel")).text == "Fine."
 
 
+def test_a_run_that_ends_in_the_middle_ends_its_tools_first(client, story, tmp_path):
+    endless = "echo $$ > pid; sleep 600"
+    story(calls(("shell", {"command": endless}), ("write_file", {"path": "x", "content": ""})))
+    pid = tmp_path / "pid"
+    session = client.session(tools=Workspace(tmp_path).tools)
+
+    def give_up(event):
+        if isinstance(event, ToolStarted) and event.call.name == "write_file":
+            while not (pid.exists() and pid.read_text().strip()):
+                time.sleep(0.01)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        session.run("go", on_event=give_up)
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+    assert not (tmp_path / "x").exists()
+
+
 def test_new_tools_of_a_session_are_told_between_its_turns(client, story):
     def one() -> str:
         return "1"

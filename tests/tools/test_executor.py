@@ -346,19 +346,23 @@ async def test_the_approval_of_one_call_goes_before_that_of_the_executor():
     assert (await one.run("add", {"a": 2}, approve=lambda spec, arguments: True)).output == 3
 
 
-async def test_an_approval_that_fails_refuses_and_one_that_takes_long_is_waited_for():
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, StopIteration])
+async def test_an_approval_that_fails_refuses(error):
     def broken(spec, arguments):
-        raise ZeroDivisionError
-
-    async def slow(spec, arguments):
-        await asyncio.sleep(0.1)
-        return True
+        raise error
 
     refused = await executor(add, approve=broken).run("add", {"a": 2})
     assert (refused.status, refused.output) == (
         "cancelled",
-        "the call of add was not allowed: asking failed: ZeroDivisionError",
+        f"the call of add was not allowed: asking failed: {error.__name__}",
     )
+
+
+async def test_an_approval_that_takes_long_is_waited_for():
+    async def slow(spec, arguments):
+        await asyncio.sleep(0.1)
+        return True
+
     assert (await executor(add, approve=slow, deadline_s=0.05).run("add", {"a": 2})).output == 3
 
 

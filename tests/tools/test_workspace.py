@@ -98,6 +98,16 @@ async def test_shell_output_is_capped_in_memory_and_whole_in_a_file_that_can_be_
         workspace.write_file(path, "")
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("shell", {"command": "seq 9999"}), ("read_file", {"path": "long"})]
+)
+async def test_what_a_tool_has_cut_is_not_cut_again_by_the_executor(root, name, arguments):
+    (root / "long").write_text("x" * 5000)
+    box = Toolbox(Workspace(root, max_output=1000).tools)
+    output = (await Executor(box, max_output=1000).run(name, arguments)).output
+    assert output.count("characters left out") == 1
+
+
 async def test_an_output_may_be_cut_without_a_file(root):
     answer = await Workspace(root, max_output=10, keep_whole=False).shell("seq 100")
     assert " is in " not in answer.output

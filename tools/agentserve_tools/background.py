@@ -62,6 +62,7 @@ class Job(Generic[T]):
     def _settle(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
             self.ended.cancel()
+            self.ended.set_running_or_notify_cancel()  # without it `wait` does not see the end
         elif (error := task.exception()) is not None:
             self.ended.set_exception(error)
         else:

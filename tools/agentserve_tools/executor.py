@@ -172,20 +172,31 @@ class Executor:
 
 async def _refusal(approve: Approve, tool: RegisteredTool, arguments: Any) -> ToolOutput | None:
     """Ask whether a call may run; return its answer when it may not."""
-    try:
-        if inspect.iscoroutinefunction(underlying(approve)):
-            verdict = await approve(tool.spec, arguments)  # type: ignore[misc]
-        else:
-            verdict = await _in_thread(partial(approve, tool.spec, arguments))
-            if inspect.isawaitable(verdict):
-                verdict = await verdict
-    except Exception as error:
-        _log.exception("the approval of a call failed")
-        verdict = f"asking failed: {type(error).__name__}"
+    ask = partial(_ask, approve, tool, arguments)
+    # An async function only makes its coroutine; a plain one may wait for a person.
+    is_async = inspect.iscoroutinefunction(underlying(approve))
+    verdict = ask() if is_async else await _in_thread(ask)
+    if inspect.isawaitable(verdict):
+        try:
+            verdict = await verdict
+        except Exception as error:
+            verdict = _asking_failed(error)
     if verdict is True:
         return None
     reason = f": {verdict}" if verdict else ""
     return ToolOutput(f"the call of {tool.spec.name} was not allowed{reason}", "cancelled")
+
+
+def _ask(approve: Approve, tool: RegisteredTool, arguments: Any) -> Any:
+    try:
+        return approve(tool.spec, arguments)
+    except BaseException as error:
+        return _asking_failed(error)
+
+
+def _asking_failed(error: BaseException) -> str:
+    _log.warning("the approval of a call failed", exc_info=error)
+    return f"asking failed: {type(error).__name__}"
 
 
 def _answer(function: Callable[..., Any], bound: dict[str, Any]) -> ToolOutput | Awaitable[Any]:
@@ -215,31 +226,23 @@ def _failure(error: BaseException) -> ToolOutput:
 
 
 async def _in_thread(call: Callable[[], Any], places: contextlib.ExitStack | None = None) -> Any:
-    """Run `call` in a thread of its own; its places are free again when the thread has ended.
+    """Run `call`, which raises nothing, in a thread of its own; then its places are free again.
 
     The thread is a daemon: one that never returns does not keep the program from exiting.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
 
-    def settle(result: Any, error: Exception | None) -> None:
+    def settle(result: Any) -> None:
         if places is not None:
             places.close()
-        if answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
+        if not answer.done():
             answer.set_result(result)
 
     def work() -> None:
-        result, failed = None, None
-        try:
-            result = call()
-        except Exception as error:
-            failed = error
+        result = call()
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this
-            loop.call_soon_threadsafe(settle, result, failed)
+            loop.call_soon_threadsafe(settle, result)
 
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(work,), daemon=True).start()

@@ -143,7 +143,7 @@ def _output(result: CallToolResult) -> ToolOutput:
 def _text(block: ContentBlock) -> str:
     match block.type:
         case "text":
-            return block.text
+            return str(block.text)
         case "resource_link":
             return f"[resource {block.name}: {block.uri}]"
         case "resource":

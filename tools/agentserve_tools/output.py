@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+_SLACK = 300  # characters; no more than the marker of a cut, or of one that was made before
 _STORED_LIMIT = 64 << 20  # characters of one output
 
 
@@ -128,7 +129,7 @@ def clip(value: Any, limit: int, aside: Aside | None = None) -> tuple[Any, bool]
         text = data if isinstance(data, str) else msgspec.json.encode(data).decode()
     except (TypeError, ValueError, RecursionError):
         data = text = str(value)
-    if len(text) <= limit:
+    if len(text) <= limit + _SLACK:
         return data, False
     kept = HeadTail(limit, aside)
     kept.push(text)
