@@ -271,6 +271,17 @@ def test_an_interrupt_cancels_what_runs_and_not_the_conversation(server, story, 
     assert lines.index("[cancelled]") < lines.index("Still here.")
 
 
+@pytest.mark.model
+def test_a_model_in_this_process_reads_a_file_and_answers(tmp_path):
+    (tmp_path / "notes.txt").write_text("The password is swordfish.\n")
+    code, out, err = command(
+        *("run", "Read the file notes.txt.", "--model", "smollm2-135m", "--tools", "files"),
+        *("--dir", str(tmp_path), "--max-turns", "5"),
+    )
+    assert (code, bool(out.strip())) == (0, True), err
+    assert "[read_file: ok, " in err
+
+
 def test_control_characters_do_not_reach_the_terminal():
     assert printable("a\x1b[31m\x07\x9b\tb\r\n") == "a[31m\tb\n"
 
