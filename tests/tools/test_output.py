@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentserve_tools.output import Aside, HeadTail, clip
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("abc\n", max_size=9), max_size=12), st.integers(2, 12))
 def test_head_and_tail_are_what_one_cut_of_the_whole_would_give(pieces, limit):
     kept = HeadTail(limit)
@@ -23,6 +24,7 @@ def test_head_and_tail_are_what_one_cut_of_the_whole_would_give(pieces, limit):
         assert kept.text() == whole
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("abc\n\r\x85é\ud800", max_size=9), max_size=12), st.integers(2, 12))
 def test_what_is_cut_is_whole_in_its_file(pieces, limit):
     aside = Aside()

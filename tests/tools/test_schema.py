@@ -9,7 +9,7 @@ import jsonschema
 import msgspec
 import pytest
 from agentserve_tools.schema import ArgumentError, Signature
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
@@ -81,6 +81,7 @@ def allowed(schema: dict[str, Any], arguments: Any) -> bool:
     return jsonschema.Draft202012Validator(schema).is_valid(arguments)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_arguments_that_satisfy_the_schema_can_be_called(data):
     names = data.draw(st.lists(st.sampled_from(sorted(ANNOTATIONS)), unique=True, max_size=6))
@@ -93,6 +94,7 @@ def test_arguments_that_satisfy_the_schema_can_be_called(data):
     assert set(function(**signature.bind(arguments))) == set(given_names)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(ANNOTATIONS)), JSON)
 def test_a_value_is_bound_exactly_when_the_schema_allows_it(name, value):
     signature = Signature(function_of({name: ANNOTATIONS[name][0]}, {}))
