@@ -25,6 +25,7 @@ from agentserve.model.slots import Slots
 from agentserve.model.tiers import KvTiers
 from agentserve.model.upload import Packed, Uploader
 
+STEP_TOKENS = 2048  # enough for products at full speed, few enough for those who wait for a token
 IN_FLIGHT = 2  # steps whose tokens are on their way, at depth 1
 
 
@@ -70,7 +71,8 @@ class GpuRunner:
             torch.empty(max_slots, dtype=torch.int32, pin_memory=accelerator.page_locks)
             for _ in range(IN_FLIGHT)
         ]
-        self.info = runner_info(decoder, model, identity, max_slots, host_blocks, depth=1)
+        more = {"depth": 1, "step_tokens": STEP_TOKENS}
+        self.info = runner_info(decoder, model, identity, max_slots, host_blocks, **more)
 
     @torch.inference_mode()
     def capture(self) -> None:

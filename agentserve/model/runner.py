@@ -60,9 +60,9 @@ def table_width(decoder: Decoder) -> int:
 
 
 def runner_info(
-    decoder: Decoder, model: str, identity: str, max_slots: int, host_blocks: int, depth: int = 0
+    decoder: Decoder, model: str, identity: str, max_slots: int, host_blocks: int, **more: int
 ) -> RunnerInfo:
-    """Describe a runner on this decoder."""
+    """Describe a runner on this decoder; `more` are other fields of RunnerInfo."""
     spec, cache = decoder.spec, decoder.cache
     return RunnerInfo(
         model=model,
@@ -77,7 +77,7 @@ def runner_info(
         device=str(cache.device),
         weight_bytes=decoder.weight_bytes,
         host_blocks=host_blocks,
-        depth=depth,
+        **more,
     )
 
 
