@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+REPEATS = 5
+
 
 def synchronize(device: str) -> None:
     """Wait for everything that was queued on the device."""
@@ -26,3 +28,28 @@ def seconds_of(device: str, work: Callable[[], Any]) -> float:
 def middle(values: Iterable[float]) -> float:
     """Return the median, rounded to microseconds."""
     return round(statistics.median(values), 6)
+
+
+def seconds_of_each(device: str, work: Callable[[int], Any], calls: int) -> float:
+    """Return the median seconds of `work(i)`, i = 0 .. calls - 1, queued one behind the other.
+
+    In a CUDA graph, as a decode step has them: the host's time for a launch does not count. Without
+    a GPU that time is all there is, and means nothing.
+    """
+    work(0)  # compiles
+    run = captured(work, calls) if device != "cpu" else lambda: [work(i) for i in range(calls)]
+    run()  # touches memory
+    return statistics.median(seconds_of(device, run) / calls for _ in range(REPEATS))
+
+
+def captured(work: Callable[[int], Any], calls: int) -> Callable[[], Any]:
+    """Return what replays the calls."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        work(0)
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(calls):
+            work(index)
+    return graph.replay
