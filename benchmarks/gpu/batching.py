@@ -139,7 +139,7 @@ class Ours:
                 if isinstance(event, Tokens):
                     answers[event.turn] += event.tokens
                 elif isinstance(event, Refused):
-                    raise RuntimeError(event)
+                    raise RuntimeError(event)  # noqa: TRY004
                 elif isinstance(event, Finished):
                     after = agents.answered(turns[event.turn], answers[event.turn])
                     if after is not None:
@@ -161,6 +161,7 @@ class Ours:
                 keep=turn.kept,
                 tokens=pack(turn.tokens),
                 max_tokens=self._sizes.output,
+                stop_ids=[],
                 namespace=f"run {self._runs}",
             )
         )

@@ -68,51 +68,104 @@ def bare(tmp_path):
 
 
 def run(environment, *arguments):
-    """The exit status and the sections of the JSON."""
+    """The exit status and the JSON."""
     out = Path(environment["PYTHONPATH"]) / "out.json"
     command = [sys.executable, str(SCRIPT), "--out", str(out), *arguments]
     ended = subprocess.run(
         command, env=environment, cwd=out.parent, capture_output=True, text=True, check=False
     )
     assert out.exists(), ended.stderr
-    return ended.returncode, json.loads(out.read_text())["sections"]
+    return ended.returncode, json.loads(out.read_text())
 
 
 def test_every_section_passes_with_the_packages_of_a_bare_machine(bare):
-    status, sections = run(bare, "--device", "cpu", "--tiny")
-    assert {name: part.get("problems") for name, part in sections.items()} == {
-        "environment": None,
-        "residency": None,
-        "kernels": None,
-    }
+    status, result = run(bare, "--device", "cpu", "--tiny")
+    sections = result["sections"]
+    assert {name: part.get("problems") for name, part in sections.items()} == dict.fromkeys(
+        ("environment", "correctness", "model", "batching", "kernels", "residency")
+    )
     assert status == 0
+    for cases in (sections["correctness"]["kernels"], sections["correctness"]["model"]):
+        assert set(cases.values()) == {"passed"}
+    model = sections["model"]
+    assert list(model["decode"]) == ["batch 2, context 20", "batch 2, context 40"]
+    assert all(row["seconds"] > row["bound_s"] for row in model["decode"].values())
+    assert list(model["graphs"]) == ["batch 2"]
+    assert list(model["prefill"]) == ["6 new after 0", "4 new after 16"]
+    for system in ("ours", "transformers"):
+        assert sections["batching"][system]["turns"] == 4
+    assert sections["kernels"].keys() >= {"prefill", "decode", "rows", "tunings"}
     residency = sections["residency"]
     assert residency["exactness"]["tokens_equal"]
     assert residency["exactness"]["kv_bytes_equal"]
-    assert list(residency["resume"]["contexts"]) == ["64", "128"]
+    assert list(residency["resume"]["contexts"]) == ["16", "32"]
     assert {"save", "load", "both"} <= residency["bandwidth"].keys()
     assert residency["overlap"]["copied_gb_s"] > 0
-    assert set(sections["kernels"]["correctness"].values()) == {"passed"}
+    summary = result["summary"]
+    assert summary["decode_of_bandwidth"]["cases"].keys() == model["decode"].keys()
+    assert summary["times_transformers_batching"]["cases"] == {
+        "agents": sections["batching"]["speedup"]
+    }
+    assert summary["swap_of_pinned_copy"]["cases"].keys() == {"save", "load"}
+    assert summary["prefill_mfu"]["figure"] == "not measured"  # a CPU has no peak in the list
 
 
 def test_a_part_that_raises_is_recorded_and_the_others_still_run(bare):
-    status, sections = run(bare, "--device", "cuda:99", "--tiny")
+    sections = ("environment", "model", "batching", "kernels", "residency")
+    chosen = [argument for name in sections for argument in ("--section", name)]
+    status, result = run(bare, "--device", "cuda:99", "--tiny", *chosen)
     assert status == 1
-    assert sections["environment"]["problems"].keys() == {"gpu", "flash_attention"}
-    assert sections["environment"]["versions"]["torch"]
-    assert sections["residency"]["problems"].keys() == {
-        "bandwidth", "overlap", "exactness", "resume",
-    }  # fmt: skip
-    assert sections["kernels"]["problems"].keys() == {
-        "correctness", "prefill", "decode", "rows", "tunings",
-    }  # fmt: skip
+    problems = {name: part["problems"].keys() for name, part in result["sections"].items()}
+    assert problems == {
+        "environment": {"gpu", "flash_attention"},
+        "model": {"rates", "load"},
+        "batching": {"ours", "transformers"},
+        "kernels": {"prefill", "decode", "rows", "tunings"},
+        "residency": {"bandwidth", "overlap", "exactness", "resume"},
+    }
+    assert result["sections"]["environment"]["versions"]["torch"]
+    figures = {part["figure"] for part in result["summary"].values()}
+    assert figures == {"not measured"}
 
 
 def test_a_section_that_overruns_is_stopped_and_the_next_one_still_starts(bare):
-    status, sections = run(bare, "--device", "cpu", "--tiny", "--limit-s", "0.1")
+    status, result = run(bare, "--device", "cpu", "--tiny", "--limit-s", "0.1")
     assert status == 1
-    assert {name: part["status"] for name, part in sections.items()} == {
-        "environment": "timed out",
-        "residency": "timed out",
-        "kernels": "timed out",
-    }
+    assert {part["status"] for part in result["sections"].values()} == {"timed out"}
+    assert len(result["sections"]) == 6
+
+
+def test_all_sections_together_end_in_six_minutes(bare):
+    program = "import gpu_check as g; print(sum(s.limit_s for s in g.SECTIONS.values()), g.TOTAL_S)"
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        env=bare | {"PYTHONPATH": str(SCRIPT.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    limits, total = map(float, printed.split())
+    assert limits <= total == 360
+
+
+def test_the_summary_takes_the_lowest_figure_and_says_whether_the_goal_is_met():
+    program = """
+import json
+from benchmarks.gpu.summary import summary
+rows = {"a": {"of_bandwidth": 0.9}, "b": "no time left", "c": {"of_bandwidth": 0.79}}
+print(json.dumps(summary({"model": {"decode": rows}, "batching": {"speedup": 3.2}})))
+"""
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(SCRIPT.parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = json.loads(printed)
+    cases = {"a": 0.9, "c": 0.79}
+    assert found["decode_of_bandwidth"] == {
+        "goal": 0.8, "figure": 0.79, "met": False, "cases": cases
+    }  # fmt: skip
+    assert found["times_transformers_batching"]["met"]
+    assert found["swap_of_pinned_copy"] == {"goal": 0.85, "figure": "not measured"}

@@ -10,7 +10,7 @@ from array import array
 
 from runner_driver import Driver, Sequence
 
-from agentserve.engine.plan import Copy, Row, SamplingParams, SlotDrop, StepPlan, pack
+from agentserve.engine.plan import SAMPLED, Copy, Row, SamplingParams, SlotDrop, StepPlan, pack
 
 VOCAB = 199
 FEATURES = {
@@ -185,9 +185,9 @@ def a_drop_of_another_generation_is_refused(runner):
     assert "generation" in message
 
 
-def tokens_that_only_the_device_knows_are_what_it_sampled(runner, sampled, length=4):
+def tokens_that_only_the_device_knows_are_what_it_sampled(runner, features, length=4):
     """At depth 1: steps are launched before their tokens are known; penalties count them."""
-    for params in (SamplingParams(), FEATURES["repetition"], FEATURES["frequency"]):
+    for params in (FEATURES[feature] for feature in features):
         driver = Driver(runner)
         expected = driver.generate(Sequence(prompt(4, 18), params), length)
         ahead = Sequence(prompt(4, 18), params)
@@ -195,7 +195,7 @@ def tokens_that_only_the_device_knows_are_what_it_sampled(runner, sampled, lengt
         driver.step([(ahead, 18)])
         handles = []
         for n in range(length - 1):
-            plan = StepPlan(50 + n, [], [], [], [], [Row(2, 18 + n, 1, True)], pack([sampled]))
+            plan = StepPlan(50 + n, [], [], [], [], [Row(2, 18 + n, 1, True)], pack([SAMPLED]))
             handles.append(runner.launch(plan))
             runner.sample(handles[-1], {})
             if n:  # the one before is collected after the next one was launched
