@@ -83,11 +83,13 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("gpu_check.json"))
     parser.add_argument("--section", action="append", choices=SECTIONS, help="default: all")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tiny", action="store_true", help="small sizes: for a CPU")
     parser.add_argument("--in-process", action="store_true", help="one section, here, unbounded")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="at most, for a section")
     options = parser.parse_args()
+    if options.device == "cuda":
+        options.device = "cuda:0"  # torch's set_device wants a number
     if options.in_process and len(options.section or ()) != 1:
         parser.error("--in-process takes one --section")
     return options

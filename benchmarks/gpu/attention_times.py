@@ -53,8 +53,8 @@ TINY = Shape(
     dim=16,
     dtype=torch.float32,
     cached_bytes=1 << 12,
-    prefills=((24, 8),),
-    batches=(1, 2),
+    prefills=((12, 4),),
+    batches=(2,),
     contexts=(40,),
 )
 
@@ -270,7 +270,7 @@ def decoded(device: str, shape: Shape, sequences: int, length: int, bound: float
 def tunings(report: Report, device: str, shape: Shape) -> dict[str, Any]:
     """Time other tiles than the chosen ones, as long as there is time: what to change next."""
     results: dict[str, Any] = {}
-    sequences, length = shape.batches[1], shape.contexts[-1] // 8 or 1
+    sequences, length = shape.batches[len(shape.batches) // 2], shape.contexts[-1] // 8
     work = Decode.make(device, shape, sequences, length)
     plan = SplitPlan.balanced(sequences, shape.kv_heads, length, processors_of(device))
     batch = Batch.make(device, shape, 1, length)

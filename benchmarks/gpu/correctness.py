@@ -13,7 +13,7 @@ from benchmarks.gpu.report import Report
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"
 SCRIPTS = {"kernels": "gpu_cases.py", "model": "gpu_model_cases.py"}
-PROCESSES = min(8, len(os.sched_getaffinity(0)))  # a case's time on a GPU is the compiler's
+PROCESSES = min(12, len(os.sched_getaffinity(0)))  # a case's time on a GPU is the compiler's
 TINY = {
     "kernels": (
         "silu_mul_equals_its_reference",

@@ -32,7 +32,7 @@ class Sizes:
 
 
 GPU = Sizes((64, 8192), 4096, (36, 2, 8, 16, 128), 256, 64, 151936)
-TINY = Sizes((2,), 32, (1, 2, 1, 16, 8), 2, 2, 64)
+TINY = Sizes((2,), 32, (1, 2, 1, 16, 8), 2, 1, 32)
 
 
 def rows(device: str, sizes: Sizes) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def rows(device: str, sizes: Sizes) -> dict[str, Any]:
         seconds = seconds_of_each(
             device,
             lambda _, r=residual, d=delta, w=weight, o=out: add_rms_norm(r, d, w, 1e-6, o),
-            20 if device != "cpu" else 1,
+            20,
         )
         moved = 2 * residual.nbytes + delta.nbytes + out.nbytes
         results[f"add_rms_norm of {count}"] = rated(seconds, moved)
@@ -82,5 +82,4 @@ def sampling(device: str, sizes: Sizes, temperature: float, top_k: int, top_p: f
         order,
     )
     tokens, finite = column(0, torch.int32), column(0, torch.bool)
-    calls = 4 if device != "cpu" else 1
-    return seconds_of_each(device, lambda _: sample(logits, drawn, tokens, finite), calls)
+    return seconds_of_each(device, lambda _: sample(logits, drawn, tokens, finite), 4)
