@@ -133,7 +133,7 @@ def _load_gpu(directory: Path, spec: ModelSpec, settings: ModelSettings) -> "Gpu
     record = block_bytes(spec, block_size, dtype)
     free, _ = torch.cuda.mem_get_info(device)
     num_blocks, host_blocks = tier_blocks(settings, record, block_size, free)
-    runner = GpuRunner(
+    return GpuRunner(
         Decoder(spec, weights, empty_cache(spec, num_blocks, block_size, dtype, device)),
         model=directory.name,
         identity=model_identity(directory, dtype),
@@ -141,8 +141,6 @@ def _load_gpu(directory: Path, spec: ModelSpec, settings: ModelSettings) -> "Gpu
         host_blocks=host_blocks,
         graphs=settings.cuda_graphs,
     )
-    runner.capture()
-    return runner
 
 
 def warm_up(runner: "AnyRunner") -> None:

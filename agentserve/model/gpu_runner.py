@@ -56,7 +56,10 @@ class GpuRunner:
         host_blocks: int = 0,
         graphs: bool = True,
     ) -> None:
-        """Raise TypeError unless the decoder's forward pass is a GpuForward."""
+        """Capture the graphs, if there are to be any.
+
+        Raises TypeError unless the decoder's forward pass is a GpuForward.
+        """
         if not isinstance(decoder.implementation, GpuForward):
             raise TypeError(f"not a GpuForward: {decoder.implementation}")
         self._forward = decoder.implementation
@@ -67,18 +70,14 @@ class GpuRunner:
         self._sampler = GpuSampler(decoder.spec.vocab_size, max_slots, accelerator)
         self._upload = Uploader(accelerator)
         self._graphs = DecodeGraphs(accelerator, self._decode, max_slots) if graphs else None
+        if self._graphs is not None:
+            self._graphs.capture()
         self._arrivals = [
             torch.empty(max_slots, dtype=torch.int32, pin_memory=accelerator.page_locks)
             for _ in range(IN_FLIGHT)
         ]
         more = {"depth": 1, "step_tokens": STEP_TOKENS}
         self.info = runner_info(decoder, model, identity, max_slots, host_blocks, **more)
-
-    @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture the graphs, if there are to be any; before the first step."""
-        if self._graphs is not None:
-            self._graphs.capture()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> _Handle:

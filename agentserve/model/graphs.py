@@ -78,6 +78,7 @@ class DecodeGraphs:
         self._sizes = graph_sizes(most)
         self._graphs: dict[int, _Graph] = {}
 
+    @torch.inference_mode()
     def capture(self) -> None:
         """Capture every size, the largest first: the others fit into its memory."""
         for size in reversed(self._sizes):
