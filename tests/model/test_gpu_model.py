@@ -16,7 +16,8 @@ SHARES = 3  # of the cases: each process imports transformers
 def test_the_gpu_runner_does_what_the_runner_of_the_cpu_does(share):
     """Forward pass, graphs, slots, sampling, and an engine one step ahead; see the script."""
     script = SUPPORT / "gpu_model_cases.py"
-    alone = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT)}
+    paths = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
+    alone = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     ended = subprocess.run(
         [sys.executable, str(script), "--share", str(share), str(SHARES)],
         env=os.environ | alone,
