@@ -69,7 +69,7 @@ class GpuSampler:
         return arrays | self._counted(plan) | self._adjusted(rows)
 
     def begin(self, packed: Packed) -> None:
-        """Count the tokens of the plan, before its forward pass; see `resolve` for SAMPLED."""
+        """Count the tokens of the plan, before its forward pass; see `known` for SAMPLED."""
         for slot, _, _ in self._opened:
             for counts in self._counts():
                 counts[slot].zero_()
