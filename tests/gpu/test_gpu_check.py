@@ -139,7 +139,7 @@ def test_residency_moves_kv_exactly_and_measures_it(passed):
 
 
 def test_a_part_that_raises_is_recorded_and_the_others_still_run(bare):
-    sections = ("environment", "model", "batching", "kernels", "residency")
+    sections = ("environment", "model", "kernels", "residency")
     chosen = [argument for name in sections for argument in ("--section", name)]
     status, result = run(bare, "--device", "cuda:99", "--tiny", *chosen)
     assert status == 1
@@ -147,7 +147,6 @@ def test_a_part_that_raises_is_recorded_and_the_others_still_run(bare):
     assert problems == {
         "environment": {"gpu", "flash_attention"},
         "model": {"rates", "load"},
-        "batching": {"ours", "transformers"},
         "kernels": {"prefill", "decode", "rows", "tunings"},
         "residency": {"bandwidth", "overlap", "exactness", "resume"},
     }
