@@ -9,7 +9,7 @@ import msgspec
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the scheduler may do in a step and how much may wait."""
 
-    token_budget: int = 512  # tokens computed in one step, decodes included
+    token_budget: int = 0  # tokens computed in one step, decodes included; 0 is the runner's own
     max_waiting: int = 512  # turns that wait for admission; more are refused as overloaded
     kv_policy: str = "tool-aware"  # none | device-lru | lru+host | tool-aware
     check_invariants: bool = False  # after every step; for tests and debugging
@@ -19,11 +19,13 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which model, and the memory and threads that it may use."""
 
     directory: str  # prepared by `model.prepare`: config.json, tokenizer.json, model.safetensors
+    device: str = "auto"  # auto | cpu | cuda; auto is CUDA where a GPU can be used
     dtype: str = "auto"  # auto | float32 | bfloat16
     kv_bytes: int = 0  # device KV; 0 takes a share of the free memory
     host_bytes: int | None = None  # host KV; None takes a share of the free memory, 0 is no tier
     block_size: int = 0  # tokens a KV block; 0 is the backend's own
     max_slots: int = 64  # sequences in one batch
+    cuda_graphs: bool = True  # decode steps are captured, on a GPU
     threads: int = 0  # 0 takes every core
 
 

@@ -10,13 +10,8 @@ import msgspec
 from agentserve import __version__
 from agentserve.config import cache_directory
 from agentserve.engine.process import usable_cores
-from agentserve.model.build import (
-    BLOCK_SIZE,
-    FEWEST_TOKENS,
-    device_share,
-    free_memory,
-    host_share,
-)
+from agentserve.model.build import BLOCK_SIZE
+from agentserve.model.memory import FEWEST_TOKENS, device_share, free_memory, host_share
 from agentserve.model.prepare import Progress, prepare
 from agentserve.model.spec import ModelSpec, load_spec
 

@@ -34,6 +34,10 @@ DtypeOption = Annotated[
     Literal["auto", "float32", "bfloat16"],
     typer.Option(help="Type of weights and KV; auto is bfloat16."),
 ]
+DeviceOption = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    typer.Option(help="Where the model runs; auto is cuda where a GPU can be used, else cpu."),
+]
 KvDeviceOption = Annotated[
     int,
     typer.Option(

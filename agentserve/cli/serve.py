@@ -10,6 +10,7 @@ import typer
 
 from agentserve.cli.options import (
     DEFAULT_MODEL,
+    DeviceOption,
     DtypeOption,
     KvDeviceOption,
     KvHostOption,
@@ -43,6 +44,7 @@ def serve(  # noqa: PLR0913 - one argument per command line option
     max_sessions: Annotated[
         int, typer.Option(min=1, help="Sessions that each key may have at once.")
     ] = 1000,
+    device: DeviceOption = "auto",
     kv_device: KvDeviceOption = 0,
     kv_host: KvHostOption = None,
     kv_policy: KvPolicyOption = "tool-aware",
@@ -50,6 +52,10 @@ def serve(  # noqa: PLR0913 - one argument per command line option
     threads: Annotated[
         int, typer.Option(min=0, help="CPU threads of the engine; 0 takes every core.")
     ] = 0,
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option(help="Capture decode steps as CUDA graphs; without a GPU it means nothing."),
+    ] = True,
     reserve_output: Annotated[
         int,
         typer.Option(
@@ -100,10 +106,12 @@ def serve(  # noqa: PLR0913 - one argument per command line option
         directory = str(prepare(model, FirstStart(model)))
         memory = ModelSettings(
             directory=directory,
+            device=device,
             dtype=dtype,
             kv_bytes=kv_device,
             host_bytes=host_memory(kv_policy, kv_host),
             threads=threads,
+            cuda_graphs=cuda_graphs,
         )
         backend = torch_backend(memory, in_process=engine == "thread")
         limits = EngineSettings(kv_policy=kv_policy)

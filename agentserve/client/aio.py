@@ -57,11 +57,11 @@ class AsyncClient:
     def embedded(cls, model: str = "smollm2-135m", **settings: Any) -> Self:
         """Load `model` and return a client of a server inside this process, without a socket.
 
-        settings: `dtype` ("auto", "float32", "bfloat16"), `kv_bytes` (memory for KV; 0 takes a
-        share of what is free), `host_bytes` (for KV that leaves the device; None takes a share, 0
-        is none), `threads` (0 takes every core), `max_slots` (sequences in one batch), or `server`
-        and `engine`, `agentserve.config.ServerSettings` and `EngineSettings`. `close` ends the
-        server.
+        settings: `device` ("auto", "cpu", "cuda"), `dtype` ("auto", "float32", "bfloat16"),
+        `kv_bytes` (memory for KV; 0 takes a share of what is free), `host_bytes` (for KV that
+        leaves the device; None takes a share, 0 is none), `threads` (0 takes every core),
+        `max_slots` (sequences in one batch), or `server` and `engine`,
+        `agentserve.config.ServerSettings` and `EngineSettings`. `close` ends the server.
         """
         transport = embedded.AsyncTransport(embedded.start(model, settings))
         return cls(embedded.URL, transport=transport)

@@ -172,6 +172,7 @@ class RunnerInfo(msgspec.Struct, frozen=True):
     device: str = "cpu"
     weight_bytes: int = 0
     host_blocks: int = 0  # blocks of the host tier per group; 0: there is none
+    step_tokens: int = 512  # computed in one step, unless the settings say
     depth: int = 0  # 0 | 1: steps in flight when the next one is launched, see Runner
 
 

@@ -49,9 +49,9 @@ class Scheduler:
     ) -> None:
         self._kv = kv
         self._clock = clock
-        self._budget = settings.token_budget
-        self._background_budget = max(1, settings.token_budget // 4)  # so long somebody else waits
-        self._max_running = min(info.max_slots, settings.token_budget)
+        self._budget = budget = settings.token_budget or info.step_tokens
+        self._background_budget = max(1, budget // 4)  # so long somebody else waits
+        self._max_running = min(info.max_slots, budget)
         self._free_slots = list(reversed(range(info.max_slots)))
         self._generations = [0] * info.max_slots
         self.waiting = TurnQueue(clock, self._is_resident)

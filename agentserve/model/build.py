@@ -1,4 +1,4 @@
-"""The factory of the torch runner, reached by dotted name; sets what must be set before torch."""
+"""The factory of the runners, reached by dotted name; sets what must be set before torch."""
 
 import os
 from pathlib import Path
@@ -16,23 +16,27 @@ from agentserve.engine.plan import (
     TableAppend,
     pack,
 )
+from agentserve.model.memory import tier_blocks
 from agentserve.model.spec import ModelSpec, load_spec
 
 if TYPE_CHECKING:
+    from agentserve.model.gpu_runner import GpuRunner
     from agentserve.model.grammar import XGrammarFactory
     from agentserve.model.runner import TorchRunner
 
+    AnyRunner = TorchRunner | GpuRunner
+
 BLOCK_SIZE = 32  # tokens; half of a block is unused at the end of each sequence (DECISIONS.md, 19)
-FEWEST_TOKENS = 64  # of KV; a smaller cache is a mistake
-MOST_KV = 3 << 30  # bytes, unless kv_bytes asks for more
-MOST_HOST = 2 << 30  # bytes, unless host_bytes asks for more
+GPU_BLOCK_SIZE = 16  # tokens: a record of an 8B model is about 2 MB
+CAPABILITY = (8, 0)  # of a GPU, at least: bfloat16 products and asynchronous copies
 
 
-def build_torch(options: dict[str, Any]) -> "tuple[TorchRunner, XGrammarFactory]":
+def build_torch(options: dict[str, Any]) -> "tuple[AnyRunner, XGrammarFactory]":
     """Load a prepared model and return its runner and its grammar factory.
 
     `options` are `config.ModelSettings`. Raises UnsupportedModel before any weights are read,
-    WeightsError when tensors do not fit the config, ValueError for bad settings.
+    WeightsError when tensors do not fit the config, ValueError for bad settings or without the
+    device that they name.
     """
     runner = load_runner(options)
     from agentserve.model.grammar import XGrammarFactory
@@ -40,7 +44,7 @@ def build_torch(options: dict[str, Any]) -> "tuple[TorchRunner, XGrammarFactory]
     return runner, XGrammarFactory(Path(options["directory"]), runner.info.vocab_size)
 
 
-def load_runner(options: dict[str, Any]) -> "TorchRunner":
+def load_runner(options: dict[str, Any]) -> "AnyRunner":
     """Return the runner alone; see `build_torch`."""
     settings = msgspec.convert(options, ModelSettings)
     directory = Path(settings.directory)
@@ -59,31 +63,37 @@ def prepare_environment(threads: int) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
-def free_memory() -> int:
-    """Return the bytes of memory that can be taken without swapping."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+def chosen_device(name: str) -> str:
+    """Return "cpu" or "cuda" for a setting that may also be "auto".
 
-
-def device_share(free: int) -> int:
-    """Return the bytes of device KV when nobody asks, with `free` bytes free beside the weights."""
-    return min(MOST_KV, free * 2 // 5)
-
-
-def host_share(free: int) -> int:
-    """Return the bytes of host KV when nobody asks, with `free` bytes free beside the device KV.
-
-    On the CPU both tiers are the same DRAM, which other programs want as well.
+    Raises ValueError when "cuda" is asked for where there is no GPU that can be used.
     """
-    return min(MOST_HOST, max(0, free) // 5)
+    import torch
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device {name!r} is not one of auto, cpu, cuda")
+    if name == "cpu":
+        return name
+    reason = ""
+    if not torch.cuda.is_available():
+        reason = f"torch {torch.__version__} finds no CUDA device on this machine"
+    elif (found := torch.cuda.get_device_capability()) < CAPABILITY:
+        reason = (
+            f"compute capability {found[0]}.{found[1]} is below {CAPABILITY[0]}.{CAPABILITY[1]}"
+        )
+    if reason and name == "cuda":
+        raise ValueError(f"device cuda: {reason}; use --device cpu, or auto")
+    return "cpu" if reason else "cuda"
 
 
-def _load(directory: Path, spec: ModelSpec, settings: ModelSettings) -> "TorchRunner":
+def _load(directory: Path, spec: ModelSpec, settings: ModelSettings) -> "AnyRunner":
+    load = _load_gpu if chosen_device(settings.device) == "cuda" else _load_cpu
+    runner: AnyRunner = load(directory, spec, settings)
+    warm_up(runner)
+    return runner
+
+
+def _load_cpu(directory: Path, spec: ModelSpec, settings: ModelSettings) -> "TorchRunner":
     import numba
     import torch
 
@@ -98,46 +108,58 @@ def _load(directory: Path, spec: ModelSpec, settings: ModelSettings) -> "TorchRu
     weights = load_weights(directory, spec, dtype)
     block_size = settings.block_size or BLOCK_SIZE
     record = block_bytes(spec, block_size, dtype)
-    num_blocks, host_blocks = _tier_blocks(settings, record, -(-FEWEST_TOKENS // block_size))
-    decoder = Decoder(spec, weights, empty_cache(spec, num_blocks, block_size, dtype))
-    runner = TorchRunner(
-        decoder,
+    num_blocks, host_blocks = tier_blocks(settings, record, block_size)
+    return TorchRunner(
+        Decoder(spec, weights, empty_cache(spec, num_blocks, block_size, dtype)),
         model=directory.name,
         identity=model_identity(directory, dtype),
         max_slots=settings.max_slots,
         host_blocks=host_blocks,
     )
-    _compile(runner)
-    return runner
 
 
-def _tier_blocks(settings: ModelSettings, record: int, least: int) -> tuple[int, int]:
-    """Return the blocks of the device and of the host tier, for records of `record` bytes."""
-    free = free_memory()
-    kv_bytes = settings.kv_bytes or device_share(free)
-    host_bytes = settings.host_bytes
-    if host_bytes is None:
-        host_bytes = host_share(free - kv_bytes)
-    elif 0 < host_bytes < record or host_bytes < 0:
-        raise ValueError(f"host_bytes={host_bytes} holds no block of {record} bytes; 0 is no tier")
-    if kv_bytes // record < least:
-        raise ValueError(
-            f"kv_bytes={kv_bytes} holds {kv_bytes // record} blocks, fewer than {least}: "
-            f"the device's KV (--kv-device) needs {least * record} bytes"
-        )
-    return kv_bytes // record, host_bytes // record
+def _load_gpu(directory: Path, spec: ModelSpec, settings: ModelSettings) -> "GpuRunner":
+    import torch
+
+    from agentserve.model.decoder import Decoder, block_bytes, empty_cache
+    from agentserve.model.gpu_runner import GpuRunner
+    from agentserve.model.runner import model_identity
+    from agentserve.model.weights import load_weights, storage_dtype
+
+    device = f"cuda:{torch.cuda.current_device()}"
+    dtype = storage_dtype(settings.dtype)
+    weights = load_weights(directory, spec, dtype, device)
+    block_size = settings.block_size or GPU_BLOCK_SIZE
+    record = block_bytes(spec, block_size, dtype)
+    free, _ = torch.cuda.mem_get_info(device)
+    num_blocks, host_blocks = tier_blocks(settings, record, block_size, free)
+    return GpuRunner(
+        Decoder(spec, weights, empty_cache(spec, num_blocks, block_size, dtype, device)),
+        model=directory.name,
+        identity=model_identity(directory, dtype),
+        max_slots=settings.max_slots,
+        host_blocks=host_blocks,
+        graphs=settings.cuda_graphs,
+    )
 
 
-def _compile(runner: "TorchRunner") -> None:
-    """Run a token: one call leads to all kernels, and compiles them before the engine is ready.
+def warm_up(runner: "AnyRunner") -> None:
+    """Run a chunk and a token in every form of sampling, which compiles all kernels.
 
     The first time on a machine this takes about 40 s; later ones load the compiled code. The KV
     that it leaves belongs to no sequence.
     """
-    opened = SlotAdd(0, 0, SamplingParams(), 0)
-    table = TableAppend(0, 0, [0])
-    for plan in (
-        StepPlan(0, [], [opened], [table], [], [Row(0, 0, 1, True)], pack([0])),
-        StepPlan(1, [SlotDrop(0, 0)], [], [], [], [], b""),
-    ):
-        runner.collect(runner.launch(plan))
+    every_token = pack([-1] * -(-runner.info.vocab_size // 32))
+    penalised = SamplingParams(temperature=1.0, repetition_penalty=1.1)
+    opened = [TableAppend(0, 0, [0])]
+    chunk, token = Row(0, 0, 2, True), Row(0, 2, 1, True)
+    for generation, params in enumerate((SamplingParams(), penalised)):
+        added = [SlotAdd(0, generation, params, 0)]
+        for plan, masks in (
+            (StepPlan(0, [], added, opened, [], [chunk], pack([0, 0])), {}),
+            (StepPlan(1, [], [], [], [], [token], pack([0])), {0: every_token}),
+            (StepPlan(2, [SlotDrop(0, generation)], [], [], [], [], b""), {}),
+        ):
+            handle: Any = runner.launch(plan)
+            runner.sample(handle, masks)
+            runner.collect(handle)

@@ -70,7 +70,7 @@ class Decoder:
         )
         rotary = Rotary(angles.cos().to(cache.device), angles.sin().to(cache.device))
         make_forward = make_forward or device_forward(cache.device)
-        self._forward = make_forward(spec, weights, cache, rotary)
+        self.implementation = make_forward(spec, weights, cache, rotary)
 
     @torch.inference_mode()
     def forward(self, step: Step) -> torch.Tensor:
@@ -78,15 +78,15 @@ class Decoder:
 
         The logits may be a buffer that the next call overwrites.
         """
-        return self._forward(step)
+        return self.implementation(step)
 
 
 def device_forward(device: torch.device) -> MakeForward:
-    """Return the implementation for `device`; only a CPU's imports numba."""
+    """Return the implementation for `device`; a CPU's imports numba, a GPU's triton."""
     if device.type == "cpu":
         from agentserve.model.cpu_forward import CpuForward
 
         return CpuForward
-    from agentserve.model.torch_forward import TorchForward
+    from agentserve.model.gpu_forward import GpuForward
 
-    return TorchForward
+    return GpuForward

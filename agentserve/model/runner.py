@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agentserve.engine.copier import Copier
 from agentserve.engine.plan import (
-    Copy,
     KvGroup,
     Row,
     RunnerInfo,
@@ -19,25 +17,21 @@ from agentserve.engine.plan import (
     SlotAdd,
     StepPlan,
     StepResult,
-    Traffic,
 )
 from agentserve.model.batch import build_step
-from agentserve.model.copier import host_slab, open_device
 from agentserve.model.decoder import Decoder
 from agentserve.model.sampler import TokenCounts, sample
+from agentserve.model.slots import Slots
+from agentserve.model.tiers import KvTiers
 from agentserve.model.weights import weight_files
 
-WAIT_S = 0.005  # of a step that has nothing to compute, for a copy to end
 
+@dataclass(frozen=True)
+class _Sampling:
+    """How a running sequence is sampled."""
 
-@dataclass
-class _Slot:
-    """What the runner keeps of a running sequence, beside its row in the table."""
-
-    generation: int
-    sampling: SamplingParams
-    blocks: int = 0
-    counts: TokenCounts | None = None
+    params: SamplingParams
+    counts: TokenCounts | None
 
 
 @dataclass
@@ -60,6 +54,33 @@ def model_identity(directory: Path, dtype: torch.dtype) -> str:
     return digest.hexdigest()
 
 
+def table_width(decoder: Decoder) -> int:
+    """Return how many blocks the longest sequence has."""
+    return -(-decoder.spec.max_context // decoder.cache.shape[4])
+
+
+def runner_info(
+    decoder: Decoder, model: str, identity: str, max_slots: int, host_blocks: int, **more: int
+) -> RunnerInfo:
+    """Describe a runner on this decoder; `more` are other fields of RunnerInfo."""
+    spec, cache = decoder.spec, decoder.cache
+    return RunnerInfo(
+        model=model,
+        identity=identity,
+        vocab_size=spec.vocab_size,
+        max_context=spec.max_context,
+        block_size=cache.shape[4],
+        num_blocks=cache.shape[0],
+        max_slots=max_slots,
+        groups=[KvGroup(kind="full", layers=spec.layers, block_bytes=cache[0].nbytes)],
+        dtype=str(cache.dtype).removeprefix("torch."),
+        device=str(cache.device),
+        weight_bytes=decoder.weight_bytes,
+        host_blocks=host_blocks,
+        **more,
+    )
+
+
 class TorchRunner:
     """A `plan.Runner` on the CPU: `launch` computes at once; saves and loads run beside steps.
 
@@ -76,31 +97,11 @@ class TorchRunner:
         max_slots: int,
         host_blocks: int = 0,
     ) -> None:
-        spec, cache = decoder.spec, decoder.cache
-        num_blocks, _, _, _, block_size, _ = cache.shape
         self._decoder = decoder
-        self._slots: dict[int, _Slot] = {}
-        width = -(-spec.max_context // block_size)
-        self._tables = torch.zeros((max_slots, width), dtype=torch.int32)
-        self._tiers = self._copier = None
-        if host_blocks:
-            self._tiers = open_device(cache, host_slab(cache, host_blocks))
-            self._copier = Copier(self._tiers)
-        group = KvGroup(kind="full", layers=spec.layers, block_bytes=cache[0].nbytes)
-        self.info = RunnerInfo(
-            model=model,
-            identity=identity,
-            vocab_size=spec.vocab_size,
-            max_context=spec.max_context,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            max_slots=max_slots,
-            groups=[group],
-            dtype=str(cache.dtype).removeprefix("torch."),
-            device=str(cache.device),
-            weight_bytes=decoder.weight_bytes,
-            host_blocks=host_blocks,
-        )
+        self._sampling: dict[int, _Sampling] = {}
+        self._slots = Slots(max_slots, table_width(decoder))
+        self._tiers = KvTiers(decoder.cache, host_blocks)
+        self.info = runner_info(decoder, model, identity, max_slots, host_blocks)
 
     def launch(self, plan: StepPlan) -> _Handle:
         """Apply the plan's changes and run its forward pass.
@@ -108,13 +109,17 @@ class TorchRunner:
         Raises ValueError when a drop names another generation than the slot holds, and for copies
         to or from a host tier that is not there.
         """
-        self._update_slots(plan)
-        self._copy(plan.copies)
+        self._slots.update(plan)
+        for drop in plan.dropped:
+            del self._sampling[drop.slot]
+        for add in plan.added:
+            self._sampling[add.slot] = self._opened(add)
+        self._tiers.copy(plan.copies)
         if not plan.rows:
             return _Handle(plan, np.empty((0, 0), np.float32))
         tokens = np.frombuffer(plan.tokens, np.int32)
         self._count_tokens(plan.rows, tokens)
-        step = build_step(plan.rows, tokens, self._tables, self.info.block_size)
+        step = build_step(plan.rows, tokens, self._slots.tables, self.info.block_size)
         return _Handle(plan, self._decoder.forward(step).cpu().numpy())
 
     def sample(self, handle: _Handle, masks: dict[int, Any]) -> None:
@@ -132,56 +137,20 @@ class TorchRunner:
 
     def collect(self, handle: _Handle) -> StepResult:
         """Return what the step gave; a row without a finite logit has no token."""
-        plan = handle.plan
-        tickets = [copy.ticket for copy in plan.copies if copy.kind == "device"]
-        traffic = Traffic()
-        if self._copier is not None and self._tiers is not None:
-            if plan.wait:
-                self._copier.wait(WAIT_S)
-            # `again` first: it knows what earlier polls have reported, not what this one will.
-            tickets += self._copier.again(plan.overdue) + self._copier.poll()
-            traffic = self._tiers.traffic()
-        return StepResult(plan.step, handle.tokens, handle.finite, tickets, traffic)
+        tickets, traffic = self._tiers.ended(handle.plan)
+        return StepResult(handle.plan.step, handle.tokens, handle.finite, tickets, traffic)
 
-    def _update_slots(self, plan: StepPlan) -> None:
-        for drop in plan.dropped:
-            slot = self._slots.pop(drop.slot)
-            if slot.generation != drop.generation:
-                raise ValueError(f"slot {drop.slot} holds generation {slot.generation}: {drop}")
-        for add in plan.added:
-            self._slots[add.slot] = self._opened(add)
-        for append in plan.appended:
-            slot = self._slots[append.slot]
-            end = slot.blocks + len(append.blocks)
-            self._tables[append.slot, slot.blocks : end] = torch.tensor(append.blocks)
-            slot.blocks = end
-
-    def _opened(self, add: SlotAdd) -> _Slot:
+    def _opened(self, add: SlotAdd) -> _Sampling:
         counts = None
         if add.sampling.needs_history:
             counts = TokenCounts(self.info.vocab_size, add.prompt_length)
             counts.add(np.frombuffer(add.history, np.int32), 0)
-        return _Slot(add.generation, add.sampling, counts=counts)
-
-    def _copy(self, copies: list[Copy]) -> None:
-        cache = self._decoder.cache
-        moves: list[Copy] = []
-        for copy in copies:
-            if copy.kind == "device":
-                cache[copy.target, ..., : copy.tokens, :] = cache[
-                    copy.source, ..., : copy.tokens, :
-                ]
-            else:
-                moves.append(copy)
-        if self._copier is not None:
-            self._copier.submit(moves)
-        elif moves:
-            raise ValueError(f"this runner has no host tier: {moves[0]}")
+        return _Sampling(add.sampling, counts)
 
     def _count_tokens(self, rows: list[Row], tokens: NDArray[np.int32]) -> None:
         first = 0
         for row in rows:
-            counts = self._slots[row.slot].counts
+            counts = self._sampling[row.slot].counts
             if counts is not None:
                 counts.add(tokens[first : first + row.count], row.start)
             first += row.count
@@ -189,6 +158,6 @@ class TorchRunner:
     def _draw(self, logits: NDArray[np.float32], row: Row, mask: Any) -> int | None:
         if not np.isfinite(logits).all():
             return None
-        slot = self._slots[row.slot]
+        how = self._sampling[row.slot]
         position = row.start + row.count
-        return sample(logits, slot.sampling, position, counts=slot.counts, mask=mask)
+        return sample(logits, how.params, position, counts=how.counts, mask=mask)

@@ -74,6 +74,14 @@ def allowed_tokens(mask: Any, vocab_size: int) -> NDArray[np.bool_]:
     return allowed
 
 
+def allowed_words(mask: Any, count: int) -> NDArray[np.int32]:
+    """Return a bitmask as `count` words; what a shorter one does not name is not allowed."""
+    given = np.frombuffer(mask, "<i4")[:count]
+    words = np.zeros(count, np.int32)
+    words[: given.size] = given
+    return words
+
+
 def _adjusted(logits: Floats, params: SamplingParams, counts: TokenCounts | None) -> Floats:
     if counts is None and not params.logit_bias:
         return logits

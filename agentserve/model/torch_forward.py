@@ -1,4 +1,4 @@
-"""The forward pass in torch operations alone, on any device: what runs where no kernels of ours do.
+"""The forward pass in torch operations alone, on any device: what the others are checked against.
 
 Matrix products and attention run in the dtype of the weights and of the cache; between them the
 activations are float32.

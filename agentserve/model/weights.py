@@ -90,13 +90,15 @@ def weight_files(directory: Path) -> list[Path]:
     return [single]
 
 
-def load_weights(directory: Path, spec: ModelSpec, dtype: torch.dtype) -> Weights:
-    """Read the parameters; raises WeightsError that names every tensor that does not fit."""
+def load_weights(
+    directory: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Weights:
+    """Read the parameters to a device; raises WeightsError naming every tensor that is wrong."""
     with contextlib.ExitStack() as stack:
         files = [
             stack.enter_context(safe_open(path, framework="pt")) for path in weight_files(directory)
         ]
-        checkpoint = _Checkpoint(files, dtype)
+        checkpoint = _Checkpoint(files, dtype, device)
         weights = _assemble(checkpoint, spec)
         checkpoint.finish(tied=spec.tied_embeddings)
     return weights
@@ -105,18 +107,20 @@ def load_weights(directory: Path, spec: ModelSpec, dtype: torch.dtype) -> Weight
 class _Checkpoint:
     """Hands out tensors by name and remembers what was wrong, to report it in one error."""
 
-    def __init__(self, files: list[Any], dtype: torch.dtype) -> None:
+    def __init__(self, files: list[Any], dtype: torch.dtype, device: torch.device | str) -> None:
         self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118
         self._unused = set(self._files)
         self._problems: list[str] = []
         self._dtype = dtype
+        self._device = device
 
     def vector(self, name: str, size: int) -> torch.Tensor:
-        return self._take(name, (size,)).float()
+        return self._take(name, (size,)).to(self._device, torch.float32)
 
     def matrix(self, inner: int, parts: list[tuple[str, int]]) -> torch.Tensor:
         """Stack the named matrices [rows, inner] on top of each other."""
-        stacked = torch.empty((sum(rows for _, rows in parts), inner), dtype=self._dtype)
+        shape = (sum(rows for _, rows in parts), inner)
+        stacked = torch.empty(shape, dtype=self._dtype, device=self._device)
         start = 0
         for name, rows in parts:
             stacked[start : start + rows] = self._take(name, (rows, inner))

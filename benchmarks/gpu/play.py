@@ -1,4 +1,4 @@
-"""A runner on random weights, and one sequence that is played on it by hand-made plans."""
+"""The GPU runner on random weights, and one sequence that is played on it by hand-made plans."""
 
 import random
 import time
@@ -19,9 +19,9 @@ from agentserve.engine.plan import (
     pack,
 )
 from agentserve.model.decoder import Decoder, empty_cache
-from agentserve.model.runner import TorchRunner
+from agentserve.model.gpu_forward import GpuForward
+from agentserve.model.gpu_runner import GpuRunner
 from agentserve.model.spec import ModelSpec
-from agentserve.model.torch_forward import TorchForward
 from agentserve.model.weights import LayerWeights, Weights
 from benchmarks.gpu.sizes import BLOCK_TOKENS
 
@@ -29,12 +29,17 @@ PATIENCE_S = 30.0  # for copies that were submitted
 NOTHING = StepPlan(0, [], [], [], [], [], b"")
 
 
-def random_weights(spec: ModelSpec, device: str) -> Weights:
-    """Return bfloat16 matrices of small normal numbers, seeded, made on the device."""
+def dtype_of(device: str) -> torch.dtype:
+    """Return bfloat16 but for the CPU: products of it are wrong in triton's interpreter."""
+    return torch.float32 if device == "cpu" else torch.bfloat16
+
+
+def random_weights(spec: ModelSpec, device: str, dtype: torch.dtype) -> Weights:
+    """Return matrices of small normal numbers, seeded, made on the device."""
     generator = torch.Generator(device).manual_seed(1)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        weight = torch.empty((rows, columns), dtype=torch.bfloat16, device=device)
+        weight = torch.empty((rows, columns), dtype=dtype, device=device)
         return weight.normal_(0, columns**-0.5, generator=generator)
 
     def ones(size: int) -> torch.Tensor:
@@ -47,8 +52,8 @@ def random_weights(spec: ModelSpec, device: str) -> Weights:
             input_norm=ones(hidden),
             qkv=matrix(query + 2 * key, hidden),
             qkv_bias=None,
-            query_norm=ones(dim),
-            key_norm=ones(dim),
+            query_norm=ones(dim) if spec.head_norm else None,
+            key_norm=ones(dim) if spec.head_norm else None,
             output=matrix(hidden, query),
             output_bias=None,
             mlp_norm=ones(hidden),
@@ -67,6 +72,26 @@ def random_weights(spec: ModelSpec, device: str) -> Weights:
     )
 
 
+def random_decoder(spec: ModelSpec, device: str, dtype: torch.dtype, blocks: int) -> Decoder:
+    """Return a decoder with random weights, and finite numbers for the KV that nobody wrote."""
+    cache = empty_cache(spec, blocks, BLOCK_TOKENS, dtype, device).normal_()
+    return Decoder(spec, random_weights(spec, device, dtype), cache, GpuForward)
+
+
+def make_runner(
+    decoder: Decoder, slots: int, *, host_blocks: int = 0, graphs: bool = True
+) -> GpuRunner:
+    """Return the GPU runner of a model that has no name."""
+    return GpuRunner(
+        decoder,
+        model="random",
+        identity="random",
+        max_slots=slots,
+        host_blocks=host_blocks,
+        graphs=graphs,
+    )
+
+
 def random_tokens(spec: ModelSpec, count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(spec.vocab_size), k=count)
 
@@ -76,11 +101,9 @@ class Play:
 
     def __init__(self, spec: ModelSpec, device: str, blocks: int, host_blocks: int) -> None:
         self.spec = spec
-        self.cache = empty_cache(spec, blocks, BLOCK_TOKENS, torch.bfloat16, device)
-        decoder = Decoder(spec, random_weights(spec, device), self.cache, TorchForward)
-        self.runner = TorchRunner(
-            decoder, model="random", identity="random", max_slots=1, host_blocks=host_blocks
-        )
+        decoder = random_decoder(spec, device, dtype_of(device), blocks)
+        self.cache = decoder.cache
+        self.runner = make_runner(decoder, 1, host_blocks=host_blocks)
         self.block_bytes = self.runner.info.groups[0].block_bytes
         self._steps = self._tickets = 0
 

@@ -17,6 +17,11 @@ class Report:
         self._values: dict[str, Any] = {}
 
     @property
+    def values(self) -> dict[str, Any]:
+        """What has been measured so far."""
+        return self._values
+
+    @property
     def problems(self) -> dict[str, str]:
         """What went wrong, by part; empty if the section has passed."""
         return self._values.get("problems", {})

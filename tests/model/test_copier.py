@@ -13,8 +13,9 @@ from tiny_models import SIZES, load_decoder, save_random
 from agentserve.engine import copier
 from agentserve.engine.copier import Copier
 from agentserve.engine.plan import Copy, StepPlan, Traffic
-from agentserve.model.build import free_memory, load_runner
+from agentserve.model.build import load_runner
 from agentserve.model.copier import ThreadDevice, host_slab, open_device
+from agentserve.model.memory import free_memory
 from agentserve.model.runner import TorchRunner
 
 RECORD = (3, 2, 2, 16, 24)  # layers, K/V, kv_heads, tokens, dim

@@ -16,29 +16,32 @@ import gpu_attention_cases
 import gpu_row_cases
 import gpu_sampling_cases
 
-CASES = {
-    case.__name__: case
-    for area in (gpu_row_cases, gpu_attention_cases, gpu_sampling_cases)
-    for case in area.CASES
-}
+CASES = (*gpu_row_cases.CASES, *gpu_attention_cases.CASES, *gpu_sampling_cases.CASES)
 
 
-def outcome(name, device):
+def outcome(case, device):
     """Return "passed" or the traceback of a case."""
     try:
-        CASES[name](device)
+        case(device)
     except Exception:
         return traceback.format_exc()
     return "passed"
 
 
-def chosen(arguments):
-    """Return the names of the cases to run."""
+def chosen(cases, arguments):
+    """Return the cases to run, by name."""
+    named = {case.__name__: case for case in cases}
     if arguments[:1] == ["--share"]:
-        return list(CASES)[int(arguments[1]) :: int(arguments[2])]
-    return arguments or list(CASES)
+        return dict(list(named.items())[int(arguments[1]) :: int(arguments[2])])
+    return {name: named[name] for name in arguments or named}
+
+
+def main(cases):
+    """Run what the command line names; print what became of each."""
+    device = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    outcomes = {name: outcome(c, device) for name, c in chosen(cases, sys.argv[1:]).items()}
+    print(json.dumps(outcomes))
 
 
 if __name__ == "__main__":
-    device = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-    print(json.dumps({name: outcome(name, device) for name in chosen(sys.argv[1:])}))
+    main(CASES)
