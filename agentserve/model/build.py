@@ -19,7 +19,7 @@ from agentserve.engine.plan import (
 from agentserve.model.spec import ModelSpec, load_spec
 
 if TYPE_CHECKING:
-    from agentserve.model.grammar import XGrammarFactory
+    from agentserve.engine.compiler import CompilerProcess
     from agentserve.model.runner import TorchRunner
 
 BLOCK_SIZE = 32  # tokens; half of a block is unused at the end of each sequence (DECISIONS.md, 19)
@@ -28,16 +28,19 @@ MOST_KV = 3 << 30  # bytes, unless kv_bytes asks for more
 MOST_HOST = 2 << 30  # bytes, unless host_bytes asks for more
 
 
-def build_torch(options: dict[str, Any]) -> "tuple[TorchRunner, XGrammarFactory]":
-    """Load a prepared model and return its runner and its grammar factory.
+def build_torch(options: dict[str, Any]) -> "tuple[TorchRunner, CompilerProcess]":
+    """Load a prepared model and return its runner and its grammar compiler.
 
     `options` are `config.ModelSettings`. Raises UnsupportedModel before any weights are read,
     WeightsError when tensors do not fit the config, ValueError for bad settings.
     """
     runner = load_runner(options)
-    from agentserve.model.grammar import XGrammarFactory
+    from agentserve.model.grammar import MEMORY, grammar_compiler
 
-    return runner, XGrammarFactory(Path(options["directory"]), runner.info.vocab_size)
+    memory = options.get("grammar_bytes", MEMORY)
+    compiler = grammar_compiler(options["directory"], runner.info.vocab_size, memory)
+    compiler.start()
+    return runner, compiler
 
 
 def load_runner(options: dict[str, Any]) -> "TorchRunner":

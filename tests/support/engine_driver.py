@@ -66,7 +66,7 @@ class Driver:
     """Submits with fewer words, and sorts events by turn."""
 
     def __init__(
-        self, *, settings=None, grammars=None, digest=None, runner=RecordingRunner, **options
+        self, *, settings=None, compiler=None, digest=None, runner=RecordingRunner, **options
     ):
         self.runner = runner(vocab_size=VOCAB, **options)
         self.clock = VirtualClock()
@@ -77,7 +77,7 @@ class Driver:
             if digest
             else None
         )
-        self.engine = Engine(self.runner, self.clock, self.settings, grammars, kv)
+        self.engine = Engine(self.runner, self.clock, self.settings, compiler, kv)
         self.turn = 0
         self.events = []
         self.output: dict[int, list[int]] = defaultdict(list)
