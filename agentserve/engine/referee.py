@@ -46,6 +46,7 @@ class Reference:
     cancelled: bool = False
     opened: bool = False  # the engine has a sequence of this generation
     started: bool = False  # the open turn was admitted
+    held: bool = False  # the open turn was cancelled while it waited for its grammar
     before: tuple[list[int], int] = ([], 0)  # tokens and generation before the open turn
 
 
@@ -131,11 +132,12 @@ class Referee:
         self.counts["turns"] += 1
         self.counts[f"ended by {event.reason}"] += 1
         self._computed.update([(session.namespace, session.tokens)])
-        unknown = command is not None and command.grammar and not session.started
-        if unknown and command is not None and event.log_length == command.keep:
-            expect(event.reason == "cancelled" and session.cancelled, f"wrong end: {event}")
+        if session.held:
+            kept = command is not None and event.log_length == command.keep
+            expect(kept and event.reason == "cancelled", f"wrong end: {event} of {command}")
             self.counts["cancelled without a grammar"] += 1
             session.tokens, session.generation = session.before  # nothing has changed
+            session.held = False
             return
         session.started = False
         length = len(session.tokens)

@@ -216,15 +216,20 @@ class Simulation:
     def _close(self) -> None:
         session = self._pick()
         if session is not None:
-            session.cancelled = True
+            self._note_cancel(session)
             self.engine.apply(Close(session.sequence))
             del self.referee.sessions[session.sequence]
 
     def _cancel(self) -> None:
         turn = self.rng.choice([*self.referee.open, -1])
         if turn >= 0:
-            self.referee.open[turn].cancelled = True
+            self._note_cancel(self.referee.open[turn])
         self.engine.apply(Cancel(turn))
+
+    def _note_cancel(self, session: Reference) -> None:
+        session.cancelled = True
+        if session.turn is not None and session.turn.turn in self.engine.grammars:
+            session.held = True
 
     def _hint(self) -> None:
         tools = self.rng.sample(("grep", "shell:make", "ask"), self.rng.randint(0, 2))

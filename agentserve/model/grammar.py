@@ -65,6 +65,11 @@ class XGrammarMatcher:
         self._mask[0, -1] &= self._last  # xgrammar leaves the bits past the vocabulary set
         return self._mask.tobytes()
 
+    @property
+    def complete(self) -> bool:
+        """Whether the output can end here."""
+        return bool(self._matcher.is_completed())
+
     def accept(self, token: int) -> None:
         """Advance by `token`. A forced token that does not fit ends the constraint."""
         if not self._matcher.is_terminated() and not self._matcher.accept_token(token):
@@ -77,6 +82,8 @@ class _Free:
     def is_terminated(self) -> bool:
         """Return that nothing follows."""
         return True
+
+    is_completed = is_terminated
 
 
 def _tokenizer_info(directory: Path, vocab_size: int) -> xgrammar.TokenizerInfo:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentserve import wire
-from agentserve.sessions.compilable import Allowance
+from agentserve.sessions.compilable import compilable
 from agentserve.sessions.schemas import validate_schema
 from agentserve.sessions.toolformat import ToolFormat
 
@@ -29,8 +29,7 @@ def structural_tag(
         choice = "required"
     if not tools or choice == "none":
         return None
-    allowance = Allowance()
-    tags = [_tag(tool, format, allowance) for tool in tools]
+    tags = [_tag(tool, format) for tool in tools]
     one = format.one_call or not parallel
     if choice == "auto":
         return _dump(
@@ -53,7 +52,7 @@ def structural_tag(
 
 def response_tag(schema: dict[str, Any], format: ToolFormat | None = None) -> str:
     """Return the constraint of an answer that is JSON of `schema`."""
-    answer = {"type": "json_schema", "json_schema": Allowance().compilable(schema), **_COMPACT}
+    answer = {"type": "json_schema", "json_schema": compilable(schema).schema, **_COMPACT}
     return _dump(_after_reasoning(answer, format) if format is not None else answer)
 
 
@@ -61,12 +60,12 @@ def response_tag(schema: dict[str, Any], format: ToolFormat | None = None) -> st
 _COMPACT = {"max_whitespace_cnt": 2}
 
 
-def _tag(tool: wire.Tool, format: ToolFormat, allowance: Allowance) -> dict[str, Any]:
+def _tag(tool: wire.Tool, format: ToolFormat) -> dict[str, Any]:
     name = json.dumps(tool.name)
     begin, end = f'{{"name": {name}, "arguments": ', "}"
     if format.begin:
         begin, end = f"{format.begin}\n{begin}", f"{end}\n{format.end}"
-    schema = {"type": "object", **allowance.compilable(tool.parameters)}
+    schema = {"type": "object", **compilable(tool.parameters, arguments=True).schema}
     content = {"type": "json_schema", "json_schema": schema, **_COMPACT}
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 

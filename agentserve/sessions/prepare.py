@@ -8,7 +8,7 @@ from typing import Any
 from agentserve.config import ServerSettings
 from agentserve.engine.plan import RunnerInfo, pack
 from agentserve.errors import BadToolSchema, InvalidRequest
-from agentserve.sessions import sampling
+from agentserve.sessions import compilable, sampling
 from agentserve.sessions.grammar import response_tag, structural_tag, validate_schema
 from agentserve.sessions.ids import CallIds, prompt_call_id
 from agentserve.sessions.mirror import SubmitOptions
@@ -51,6 +51,7 @@ class TurnPreparer:
         run.previous = session.head_id
         if run.previous is None:
             run.warnings = list(self.text.composer.warnings)
+        run.warnings += self._unenforced(session, request, tools)
         run.fed = resolve_input(session, request.input, request.on_pending)
         require_plausible(session, run.fed.messages, self.text, info)
         generates = not run.prefills_only
@@ -122,6 +123,20 @@ class TurnPreparer:
         return structural_tag(
             tools, request.tool_choice, self.text.format, request.parallel_tool_calls
         )
+
+    def _unenforced(self, session: Session, request: TurnRequest, tools: list[Tool]) -> list[str]:
+        """Return what schemas ask in vain of the grammar: of tools once, of an answer each time."""
+        answer = request.response_format
+        if answer is not None and answer.schema is not None:
+            return compilable.warnings("response_format.schema", answer.schema)
+        head = session.head
+        if head is not None and head.tools_version == session.profile.tools_version:
+            return []
+        return [
+            warning
+            for tool in tools
+            for warning in compilable.warnings(f"tools.{tool.name}.parameters", tool.parameters)
+        ]
 
 
 def allowed_tools(session: Session, request: TurnRequest) -> list[Tool]:
