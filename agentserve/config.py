@@ -12,7 +12,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_budget: int = 512  # tokens computed in one step, decodes included
     max_waiting: int = 512  # turns that wait for admission; more are refused as overloaded
     kv_policy: str = "tool-aware"  # none | device-lru | lru+host | tool-aware
-    grammar_s: float = 2.0  # a grammar that takes longer to compile is refused
+    grammar_s: float = 10.0  # a grammar that takes longer to compile, on a busy machine, is refused
     grammar_cache_bytes: int = 256 * 1024 * 1024  # of compiled grammars
     check_invariants: bool = False  # after every step; for tests and debugging
 
@@ -28,6 +28,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_slots: int = 64  # sequences in one batch
     threads: int = 0  # 0 takes every core
     grammar_bytes: int = 512 * 1024 * 1024  # memory of the process that compiles grammars
+    grammar_cpu_s: float = 2.0  # processor time that it may take for one
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

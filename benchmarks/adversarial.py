@@ -63,18 +63,35 @@ def optional_chain(rng: random.Random) -> Schema:
 
 def huge_counts(rng: random.Random) -> Schema:
     count = rng.choice(COUNTS)
-    return rng.choice((
-        text(f"^({rng.choice(LETTERS)}){{{count}}}$"),
-        text(f"^({rng.choice(LETTERS)}){{0,{count}}}y$"),
-        of({"type": "string", "minLength": count}),
-        of({"type": "array", "items": {"type": "integer"}, "maxItems": count}),
-        of({"type": "array", "items": {"type": "array", "minItems": count}, "minItems": count}),
-    ))  # fmt: skip
+    return rng.choice(
+        (
+            text(f"^({rng.choice(LETTERS)}){{{count}}}$"),
+            text(f"^({rng.choice(LETTERS)}){{0,{count}}}y$"),
+            of({"type": "string", "minLength": count}),
+            of({"type": "array", "items": {"type": "integer"}, "maxItems": count}),
+            of({"type": "array", "items": {"type": "array", "minItems": count}, "minItems": count}),
+        )
+    )
 
 
 def not_regular(rng: random.Random) -> Schema:
-    return text(rng.choice((r"^(a+)\1$", r"^(?=.*[A-Z])(?=.*\d).{8,}$", r"(?<!a)b+", r"^(?:(a)|b)*\1{3}$",
-                            r"\bword\b", "(?<name>a)\\k<name>", "(", "[z-a]", "a{3,1}", "*", "(?i)a")))  # fmt: skip
+    return text(
+        rng.choice(
+            (
+                r"^(a+)\1$",
+                r"^(?=.*[A-Z])(?=.*\d).{8,}$",
+                r"(?<!a)b+",
+                r"^(?:(a)|b)*\1{3}$",
+                r"\bword\b",
+                "(?<name>a)\\k<name>",
+                "(",
+                "[z-a]",
+                "a{3,1}",
+                "*",
+                "(?i)a",
+            )
+        )
+    )
 
 
 def unicode_classes(rng: random.Random) -> Schema:
@@ -100,10 +117,13 @@ def wild_chain(rng: random.Random) -> Schema:
 def recursion(rng: random.Random) -> Schema:
     levels = rng.randint(1, 30)
     names = {
-        f"d{i}": {rng.choice(("allOf", "anyOf", "oneOf")): [{"$ref": f"#/$defs/d{rng.choice((i + 1, 0, i))}"}
-                                                           for _ in range(rng.randint(1, 3))]}
+        f"d{i}": {
+            rng.choice(("allOf", "anyOf", "oneOf")): [
+                {"$ref": f"#/$defs/d{rng.choice((i + 1, 0, i))}"} for _ in range(rng.randint(1, 3))
+            ]
+        }
         for i in range(levels)
-    }  # fmt: skip
+    }
     last = {
         "type": "object",
         "properties": {"next": {"$ref": "#/$defs/d0"}, "again": {"$ref": "#"}},
@@ -112,19 +132,31 @@ def recursion(rng: random.Random) -> Schema:
 
 
 def contradictions(rng: random.Random) -> Schema:
-    return of(rng.choice((
-        {"allOf": [{"type": "string"}, {"type": "integer"}]},
-        {"allOf": [{"enum": ["a"]}, {"enum": ["b"]}, {"not": {}}]},
-        {"type": "integer", "minimum": 5, "maximum": 1},
-        {"type": "string", "minLength": 9, "maxLength": 2},
-        {"type": "string", "const": 3}, {"enum": []}, False, {"not": {}},
-        {"type": "array", "items": False, "minItems": 3}, {"type": "object", "minProperties": 3, "maxProperties": 1},
-    )))  # fmt: skip
+    return of(
+        rng.choice(
+            (
+                {"allOf": [{"type": "string"}, {"type": "integer"}]},
+                {"allOf": [{"enum": ["a"]}, {"enum": ["b"]}, {"not": {}}]},
+                {"type": "integer", "minimum": 5, "maximum": 1},
+                {"type": "string", "minLength": 9, "maxLength": 2},
+                {"type": "string", "const": 3},
+                {"enum": []},
+                False,
+                {"not": {}},
+                {"type": "array", "items": False, "minItems": 3},
+                {"type": "object", "minProperties": 3, "maxProperties": 1},
+            )
+        )
+    )
 
 
 def pattern_properties(rng: random.Random) -> Schema:
-    patterns = {optional_chain(rng)["properties"]["v"]["pattern"][: rng.randint(8, 400)]: {"type": "integer"}
-                for _ in range(rng.randint(1, 4))}  # fmt: skip
+    patterns = {
+        optional_chain(rng)["properties"]["v"]["pattern"][: rng.randint(8, 400)]: {
+            "type": "integer"
+        }
+        for _ in range(rng.randint(1, 4))
+    }
     patterns |= {
         rng.choice(LETTERS) * rng.randint(1, 9) + "+": {} for _ in range(rng.randint(0, 4))
     }
@@ -148,10 +180,16 @@ def property_counts(rng: random.Random) -> Schema:
 
 def numbers(rng: random.Random) -> Schema:
     low, high = sorted(rng.uniform(-1, 1) * 10.0 ** rng.randint(-300, 300) for _ in range(2))
-    return of(rng.choice((
-        {"type": "number", "minimum": low, "maximum": high}, {"type": "integer", "minimum": int(low), "maximum": int(high)},
-        {"type": "integer", "multipleOf": rng.choice((7, 10**6 + 3, 10**18))}, {"type": "number", "multipleOf": 1e-300},
-    )))  # fmt: skip
+    return of(
+        rng.choice(
+            (
+                {"type": "number", "minimum": low, "maximum": high},
+                {"type": "integer", "minimum": int(low), "maximum": int(high)},
+                {"type": "integer", "multipleOf": rng.choice((7, 10**6 + 3, 10**18))},
+                {"type": "number", "multipleOf": 1e-300},
+            )
+        )
+    )
 
 
 def ambiguous(rng: random.Random) -> Schema:
@@ -211,7 +249,22 @@ def nonsense(rng: random.Random) -> Schema:
 
 KINDS: dict[str, Callable[[random.Random], Schema]] = {
     make.__name__: make
-    for make in (deep, huge_enum, nested_quantifiers, optional_chain, huge_counts, not_regular, unicode_classes,
-                 alternatives, wild_chain, recursion, contradictions, pattern_properties, property_counts, numbers,
-                 ambiguous, nonsense)
-}  # fmt: skip
+    for make in (
+        deep,
+        huge_enum,
+        nested_quantifiers,
+        optional_chain,
+        huge_counts,
+        not_regular,
+        unicode_classes,
+        alternatives,
+        wild_chain,
+        recursion,
+        contradictions,
+        pattern_properties,
+        property_counts,
+        numbers,
+        ambiguous,
+        nonsense,
+    )
+}

@@ -25,7 +25,17 @@ from circumstances import circumstances
 from agentserve import wire
 from agentserve.assembly import TORCH_FACTORY
 from agentserve.config import EngineSettings, ModelSettings
-from agentserve.engine.messages import EngineLink, Finished, Ready, Refused, Stats, Submit, Tokens
+from agentserve.engine.messages import (
+    Close,
+    EngineLink,
+    Event,
+    Finished,
+    Ready,
+    Refused,
+    Stats,
+    Submit,
+    Tokens,
+)
 from agentserve.engine.plan import pack
 from agentserve.engine.process import ProcessLink
 from agentserve.errors import BadToolSchema
@@ -55,21 +65,28 @@ class Player:
         self.ready = asyncio.Event()
 
     async def pump(self) -> None:
-        while True:
-            batch = await self.link.receive()
-            now = time.perf_counter()
-            for event in batch:
-                if isinstance(event, Tokens):
-                    self._tokens[event.turn] += event.tokens
-                    if event.turn in self._watched and self._last != now:
-                        self.gaps += [now - self._last] if self._last else []
-                        self._last = now
-                elif isinstance(event, Finished | Refused):
-                    self._ends[event.turn].set_result(event)
-                elif isinstance(event, Stats):
-                    self.stats = event
-                elif isinstance(event, Ready):
-                    self.ready.set()
+        """Take events for as long as the engine is there."""
+        try:
+            while True:
+                self._take(await self.link.receive())
+        except Exception as error:
+            for end in self._ends.values():
+                end.set_exception(error)
+
+    def _take(self, batch: list[Event]) -> None:
+        now = time.perf_counter()
+        for event in batch:
+            if isinstance(event, Tokens):
+                self._tokens[event.turn] += event.tokens
+                if event.turn in self._watched:
+                    self.gaps += [now - self._last] if self._last else []
+                    self._last = now
+            elif isinstance(event, Finished | Refused):
+                self._ends[event.turn].set_result(event)
+            elif isinstance(event, Stats):
+                self.stats = event
+            elif isinstance(event, Ready):
+                self.ready.set()
 
     async def run(
         self,
@@ -89,7 +106,9 @@ class Player:
             self._last = 0.0
         packed = pack(array("i", tokens))
         self.link.send(Submit(number, number, 1, 0, packed, namespace, count, [2], grammar=grammar))
-        end = await asyncio.wait_for(self._ends.pop(number), WAIT_S)
+        end = await asyncio.wait_for(self._ends[number], WAIT_S)
+        self.link.send(Close(number))
+        del self._ends[number]
         return end, self._tokens.pop(number)
 
 
@@ -145,7 +164,7 @@ async def attempt(player: Player, namespace: str, schema: dict[str, Any]) -> str
         )
     if end.code != "bad_grammar":
         return f"broken: {end.code} {end.message}"
-    if "longer than" in end.message:
+    if "too much time" in end.message or "longer than" in end.message:
         return "over the time limit"
     return "over the memory limit" if "memory" in end.message else "refused by the compiler"
 

@@ -5,8 +5,10 @@ compiled grammar takes tens of milliseconds, without the interpreter lock. The e
 waits for nothing.
 """
 
+import contextlib
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +21,8 @@ from agentserve.engine.frames import FrameDecoder, encode_frame
 from agentserve.engine.grammars import Answer, Compiled
 from agentserve.engine.jobs import Done, Failed, Job, Reply, Setup
 
+OVER_TIME = signal.SIGPROF  # what a process dies of that is over its processor time
+EXIT_S = 1.0
 _READ_BYTES = 1024 * 1024
 _KEPT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")  # of the environment
 
@@ -133,6 +137,8 @@ class _Life:
                     try:
                         self._serve(process)
                     finally:
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            process.wait(EXIT_S)  # how it ended by itself, if it did
                         process.kill()
         except Exception as error:  # whatever ended the process must end no more than its job
             self._give_up(error)
@@ -184,13 +190,16 @@ class _Life:
         if self._job is None:
             return
         if self.up:
-            answer = Answer(
-                self._job.number, error="its compiler needed too much memory, or failed"
-            )
+            answer = Answer(self._job.number, error=self._end_of_job(), ended=True)
         else:
             reason = f"the grammar compiler does not start: {type(error).__name__}: {error}"
             answer = Answer(self._job.number, error=reason, fault=True)
         self._say(answer)
+
+    def _end_of_job(self) -> str:
+        if self._process is not None and self._process.poll() == -OVER_TIME:
+            return "it takes too much time"
+        return "it takes too much memory, or the compiler fails on it"
 
 
 def read_frames(stream: IO[bytes], shape: Any) -> Iterator[Any]:

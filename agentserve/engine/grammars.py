@@ -37,13 +37,14 @@ class Compiled(Protocol):
 class Answer:
     """What a compiler says of one job: a grammar, or why there is none.
 
-    `fault` says that the compiler is to blame, not the grammar.
+    `fault` says that the compiler is to blame, not the grammar; `ended` that it is gone.
     """
 
     job: int
     compiled: Compiled | None = None
     error: str = ""
     fault: bool = False
+    ended: bool = False
 
 
 class Compiler(Protocol):
@@ -108,7 +109,7 @@ class Grammars:
         self.cache_bytes = 0
         self.compiled = 0  # counters since the start
         self.refused = 0
-        self.ended = 0  # compilers, for taking too long
+        self.ended = 0  # compilers, by a grammar that took too much
         self._cache: OrderedDict[bytes, Compiled] = OrderedDict()
         self._refusals: OrderedDict[bytes, tuple[float, NotCompiled]] = OrderedDict()
         self._held: dict[int, Held] = {}  # by turn
@@ -187,6 +188,7 @@ class Grammars:
         done: list[Held] = []
         now = self._clock.monotonic()
         for answer in self._poll():
+            self.ended += answer.ended
             if self._job is not None and answer.job == self._job.number:
                 done += self._close(self._job, self._outcome(answer))
         if self._job is not None and self._compiler is not None:

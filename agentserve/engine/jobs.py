@@ -8,6 +8,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
 
     tokenizer: str
     memory: int  # bytes that it may take
+    cpu_s: float  # processor time for one job
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):

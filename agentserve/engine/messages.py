@@ -234,7 +234,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     grammar_limit: int = 0
     grammars_compiled: int = 0
     grammars_refused: int = 0
-    compilers_ended: int = 0  # for taking too long
+    compilers_ended: int = 0  # by grammars that took too much
 
 
 Event = Ready | Down | Started | Progress | Tokens | Finished | Refused | Inspected | Stats

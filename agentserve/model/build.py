@@ -35,10 +35,12 @@ def build_torch(options: dict[str, Any]) -> "tuple[TorchRunner, CompilerProcess]
     WeightsError when tensors do not fit the config, ValueError for bad settings.
     """
     runner = load_runner(options)
-    from agentserve.model.grammar import MEMORY, grammar_compiler
+    from agentserve.model.grammar import grammar_compiler
 
-    memory = options.get("grammar_bytes", MEMORY)
-    compiler = grammar_compiler(options["directory"], runner.info.vocab_size, memory)
+    settings = msgspec.convert(options, ModelSettings)
+    compiler = grammar_compiler(
+        settings.directory, runner.info.vocab_size, settings.grammar_bytes, settings.grammar_cpu_s
+    )
     compiler.start()
     return runner, compiler
 

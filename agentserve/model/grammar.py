@@ -11,22 +11,24 @@ from agentserve.engine.compiler import CompilerProcess
 from agentserve.engine.jobs import Setup
 
 MEMORY = 512 * 1024 * 1024  # bytes that the compiler may take
+CPU_S = 2.0  # processor time that it may take for one grammar
 # Tags that a model says, also where its vocabulary flags them as special.
 _SPOKEN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 
 
 def grammar_compiler(
-    directory: Path | str, vocab_size: int, memory: int = MEMORY
+    directory: Path | str, vocab_size: int, memory: int = MEMORY, cpu_s: float = CPU_S
 ) -> CompilerProcess:
     """Return a compiler of structural tags (JSON) for the tokenizer in `directory`.
 
     `vocab_size` is the model's: logits may be wider than the vocabulary, and the ids beyond it are
-    never allowed. Its process takes at most `memory` bytes.
+    never allowed. Its process takes at most `memory` bytes,
+    and `cpu_s` seconds of processor time for each.
     """
     info = _tokenizer_info(Path(directory), vocab_size)
     return CompilerProcess(
         ["-m", "agentserve.model.grammar_worker"],
-        lambda: Setup(info.serialize_json(), memory),
+        lambda: Setup(info.serialize_json(), memory, cpu_s),
         lambda data: XGrammar(xgrammar.CompiledGrammar.deserialize_json(data, info), vocab_size),
     )
 

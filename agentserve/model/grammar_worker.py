@@ -1,6 +1,6 @@
 """The process that compiles grammars: `python -m agentserve.model.grammar_worker`.
 
-It holds a vocabulary and nothing else, takes a bounded amount of memory, opens no files once it is
+It holds a vocabulary and nothing else, takes bounded memory and time, opens no files once it is
 up, and ends when its input does, also in the middle of a job. torch and transformers, which the
 package xgrammar imports, are left out: they take seconds and 200 MB, and compiling needs neither.
 """
@@ -45,7 +45,10 @@ def main() -> None:
     while True:
         job = frames.get()
         assert isinstance(job, Job)
-        _reply(replies, _answer(job, compile_tag))
+        signal.setitimer(signal.ITIMER_PROF, setup.cpu_s)  # SIGPROF ends the process
+        reply = _answer(job, compile_tag)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _reply(replies, reply)
 
 
 def _receive(frames: "queue.SimpleQueue[Down]") -> None:

@@ -168,7 +168,7 @@ def _grammars(stats: Stats) -> Iterator[Metric]:
     yield _counter("grammars", "Grammars by outcome.", "outcome", outcomes)
     yield _total(
         "grammar_compilers_ended",
-        "Compilers that were ended for taking too long.",
+        "Compilers that a grammar took too much of.",
         stats.compilers_ended,
     )
 

@@ -22,7 +22,10 @@ _NOTES = frozenset({
     "$defs", "definitions", "title", "description", "default", "examples", "$comment", "$schema",
     "$id", "$anchor", "deprecated", "readOnly", "writeOnly",
 })  # fmt: skip
-# The same where no type is given or meant.
+# These become automata that grow with the square of the properties, and faster.
+_COUNTS = frozenset({"minProperties", "maxProperties"})
+_COUNTED = 12  # properties at most
+# What it takes no notice of where no type is given or meant.
 _TYPED = frozenset({
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
     "maxLength", "pattern", "required", "minItems", "maxItems", "minProperties", "maxProperties",
@@ -171,6 +174,8 @@ def _without_effect(schema: dict[str, Any]) -> set[str]:
             found |= set(combined)
     elif not (_types(schema) or (_OBJECT | _ARRAY | {"enum", "const"}) & others):
         found |= others & _TYPED
+    if isinstance(schema.get("properties"), dict) and len(schema["properties"]) > _COUNTED:
+        found |= others & _COUNTS
     if "pattern" in others or "format" in others:
         found |= others & {"minLength", "maxLength"}
     return found

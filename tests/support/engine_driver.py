@@ -7,6 +7,7 @@ from agentserve.clock import VirtualClock
 from agentserve.config import EngineSettings
 from agentserve.engine.loop import Engine
 from agentserve.engine.messages import (
+    Cancel,
     Finished,
     Hint,
     Inspect,
@@ -139,6 +140,9 @@ class Driver:
                 return
             self.advance(seconds)
         raise AssertionError(f"not there after {limit} steps")
+
+    def cancel(self, turn):
+        self.engine.apply(Cancel(turn))
 
     def run(self, sequence, tokens, **options):
         """Submit, run to the end, and return the turn's number."""

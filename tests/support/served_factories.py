@@ -12,8 +12,9 @@ def oracle(options: dict[str, Any]) -> Any:
     """Return the hash oracle with real grammars; each step takes at least `step_s` seconds."""
     own = dict(options)
     directory, step_s = own.pop("directory"), own.pop("step_s", 0.0)
+    cpu_s = own.pop("grammar_cpu_s", 2.0)
     runner, _ = build_oracle(own)
-    compiler = grammar_compiler(directory, own["vocab_size"])
+    compiler = grammar_compiler(directory, own["vocab_size"], cpu_s=cpu_s)
     return (_Slow(runner, step_s) if step_s else runner), compiler
 
 
