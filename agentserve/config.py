@@ -12,7 +12,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_budget: int = 512  # tokens computed in one step, decodes included
     max_waiting: int = 512  # turns that wait for admission; more are refused as overloaded
     kv_policy: str = "tool-aware"  # none | device-lru | lru+host | tool-aware
-    grammar_s: float = 10.0  # a grammar that takes longer to compile, on a busy machine, is refused
+    grammar_s: float = 30.0  # a grammar that takes longer to compile, on a busy machine, is refused
     grammar_cache_bytes: int = 256 * 1024 * 1024  # of compiled grammars
     check_invariants: bool = False  # after every step; for tests and debugging
 

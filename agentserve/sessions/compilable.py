@@ -55,8 +55,8 @@ def compilable(schema: dict[str, Any], *, arguments: bool = False) -> Compilable
     """
     walk = _Walk()
     made = walk.schema(schema, "")
-    if arguments and not _OBJECT & schema.keys() and isinstance(made, dict):
-        made.pop("additionalProperties", None)
+    if arguments and not (_OBJECT | {"$ref", *_COMBINED}) & schema.keys():
+        made["additionalProperties"] = False
     return Compilable(made, walk.unenforced, walk.unchecked)
 
 

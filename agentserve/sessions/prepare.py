@@ -50,7 +50,7 @@ class TurnPreparer:
         run.previous = session.head_id
         if run.previous is None:
             run.warnings = list(self.text.composer.warnings)
-        run.warnings += self._unenforced(session, request, tools)
+        run.warnings += _unenforced(session, request)
         run.fed = resolve_input(session, request.input, request.on_pending)
         require_plausible(session, run.fed.messages, self.text, info)
         in_reasoning = self._in_reasoning(run)
@@ -129,19 +129,17 @@ class TurnPreparer:
             in_reasoning=in_reasoning,
         )
 
-    def _unenforced(self, session: Session, request: TurnRequest, tools: list[Tool]) -> list[str]:
-        """Return what schemas ask in vain of the grammar: of tools once, of an answer each time."""
-        answer = request.response_format
-        if answer is not None and answer.schema is not None:
-            return compilable.warnings("response_format.schema", answer.schema)
-        head = session.head
-        if head is not None and head.tools_version == session.profile.tools_version:
-            return []
-        return [
-            warning
-            for tool in tools
-            for warning in compilable.warnings(f"tools.{tool.name}.parameters", tool.parameters)
-        ]
+
+def _unenforced(session: Session, request: TurnRequest) -> list[str]:
+    """Return what schemas ask in vain of the grammar: of tools once, of an answer each time."""
+    told = []
+    if (answer := request.response_format) is not None and answer.schema is not None:
+        told += compilable.warnings("response_format.schema", answer.schema)
+    head, profile = session.head, session.profile
+    if head is None or head.tools_version != profile.tools_version:
+        for tool in profile.tools:
+            told += compilable.warnings(f"tools.{tool.name}.parameters", tool.parameters)
+    return told
 
 
 def allowed_tools(session: Session, request: TurnRequest) -> list[Tool]:
