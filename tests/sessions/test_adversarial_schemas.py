@@ -12,7 +12,7 @@ from agentserve.engine.thread import ThreadLink
 from agentserve.model.prepare import prepare
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-COUNT = 64
+COUNT = 48
 CACHE = 4 << 20
 
 
