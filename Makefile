@@ -19,7 +19,7 @@ PIP := $(PY) -m pip install --disable-pip-version-check -q -c constraints.txt
 endif
 BASE := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help demo test check fmt sim record-sim progress exactness mutants \
+.PHONY: help demo test check fmt sim record-sim progress exactness mutants bench-grammar grammar-attack \
 	bench-tools bench-scale bench-residency bench-prepared bench-floor bench-overhead bench-history \
 	peers bench-peers gpu-compile clean
 .DEFAULT_GOAL := help
@@ -67,6 +67,12 @@ mutants: $(STAMPS)/installed-test  ## seeded bugs in residency and copy code, ea
 
 bench-tools: $(STAMPS)/installed  ## SmolLM2's tool calls: right, valid, and what early ones save
 	$(PY) benchmarks/bench_tools.py
+
+bench-grammar: $(STAMPS)/installed  ## what a grammar costs: compiling, masks, sampling, 1 minute
+	$(PY) benchmarks/grammar.py --json benchmarks/results/grammar.json
+
+grammar-attack: $(STAMPS)/installed  ## 500 hostile schemas against a live engine with neighbours, 20 minutes
+	$(PY) benchmarks/grammar_attack.py --json benchmarks/results/grammar_attack.json
 
 bench-scale: $(STAMPS)/installed  ## host KV on an H200, simulated: 16 to 64 agents, a cost model
 	$(PY) benchmarks/residency_at_scale.py --json benchmarks/results/residency_at_scale.json

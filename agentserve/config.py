@@ -12,6 +12,8 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_budget: int = 0  # tokens computed in one step, decodes included; 0 is the runner's own
     max_waiting: int = 512  # turns that wait for admission; more are refused as overloaded
     kv_policy: str = "tool-aware"  # none | device-lru | lru+host | tool-aware
+    grammar_s: float = 30.0  # a grammar that takes longer to compile, on a busy machine, is refused
+    grammar_cache_bytes: int = 256 * 1024 * 1024  # of compiled grammars
     check_invariants: bool = False  # after every step; for tests and debugging
 
 
@@ -27,6 +29,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_slots: int = 64  # sequences in one batch
     cuda_graphs: bool = True  # decode steps are captured, on a GPU
     threads: int = 0  # 0 takes every core
+    grammar_bytes: int = 512 * 1024 * 1024  # memory of the process that compiles grammars
+    grammar_cpu_s: float = 2.0  # processor time that it may take for one
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

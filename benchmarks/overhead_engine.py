@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from agentserve.engine.compiler import CompilerProcess
 from agentserve.engine.plan import KvGroup, RunnerInfo, StepPlan, StepResult
-from agentserve.model.grammar import XGrammarFactory
+from agentserve.model.grammar import grammar_compiler
 
 TOKEN = 1000  # what is always sampled
 BLOCK = 32  # tokens, as on the CPU
@@ -111,7 +112,7 @@ class ConstantRunner:
         )
 
 
-def build(options: dict[str, Any]) -> tuple[ConstantRunner, XGrammarFactory]:
-    """Return the runner and the grammars of the real model."""
+def build(options: dict[str, Any]) -> tuple[ConstantRunner, CompilerProcess]:
+    """Return the runner and the grammar compiler of the real model."""
     settings = msgspec.convert(options, Settings)
-    return ConstantRunner(settings), XGrammarFactory(settings.directory, settings.vocab_size)
+    return ConstantRunner(settings), grammar_compiler(settings.directory, settings.vocab_size)

@@ -4,6 +4,7 @@ Commands come between two steps. One that is refused changes nothing.
 """
 
 from agentserve.clock import Clock
+from agentserve.engine.grammars import Compiled, NotCompiled
 from agentserve.engine.ledger import Ledger
 from agentserve.engine.messages import (
     Cancel,
@@ -19,7 +20,13 @@ from agentserve.engine.messages import (
 )
 from agentserve.engine.plan import RunnerInfo
 from agentserve.engine.report import residency_of
-from agentserve.engine.rules import Refusal, SubmitRules, unknown_sequence
+from agentserve.engine.rules import (
+    Refusal,
+    SubmitRules,
+    grammar_refusal,
+    new_matcher,
+    unknown_sequence,
+)
 from agentserve.engine.scheduler import Scheduler
 from agentserve.engine.sequence import Sequence, Turn
 from agentserve.kv.chains import KvCache
@@ -41,6 +48,7 @@ class Commands:
         self._rules = rules
         self._ledger = ledger
         self._scheduler = scheduler
+        self._grammars = ledger.grammars
         self._kv = kv
         self._clock = clock
         self._policy = kv.residency.policy
@@ -56,25 +64,59 @@ class Commands:
             elif isinstance(command, Close):
                 self._ledger.close(command.sequence)
             elif isinstance(command, Cancel):
-                self._cancel(command)
+                self._ledger.cancel(command.turn)
             elif isinstance(command, Inspect):
                 self._inspect(command)
             elif command.sequence in self._ledger.sequences:
                 self._advise(self._ledger.sequences[command.sequence], command)
         except Refusal as refusal:
-            turn = command.turn if isinstance(command, Submit) else -1
-            sequence = command.into if isinstance(command, Fork) else _sequence_of(command)
-            self._ledger.events.append(Refused(turn, sequence, refusal.code, str(refusal)))
+            self._refuse(command, refusal)
+
+    def resume(self) -> None:
+        """Take up the submits whose grammars the compiler has answered."""
+        for held in self._grammars.advance():
+            try:
+                if isinstance(held.outcome, NotCompiled):
+                    raise grammar_refusal(held.outcome)
+                self._open(held.command, held.outcome, held.since)
+            except Refusal as refusal:
+                self._refuse(held.command, refusal)
+
+    def _refuse(self, command: Command, refusal: Refusal) -> None:
+        turn = command.turn if isinstance(command, Submit) else -1
+        sequence = command.into if isinstance(command, Fork) else _sequence_of(command)
+        self._ledger.events.append(Refused(turn, sequence, refusal.code, str(refusal)))
 
     def _submit(self, command: Submit) -> None:
-        tokens = self._rules.ids(command.tokens)
-        forced = self._rules.ids(command.force)
+        if command.grammar is None:
+            self._open(command, None, self._clock.monotonic())
+            return
+        self._check(command)
+        try:
+            compiled = self._grammars.find(command.grammar)
+        except NotCompiled as error:
+            raise grammar_refusal(error) from None
+        if compiled is None:
+            self._grammars.hold(command)
+        else:
+            self._open(command, compiled, self._clock.monotonic())
+
+    def _check(self, command: Submit) -> Sequence | None:
+        """Return the sequence that the submit goes on, if there is one. Raises Refusal."""
+        length = len(self._rules.ids(command.tokens))
+        self._rules.ids(command.force)
         sequence = self._target(command)
         keep = command.keep if sequence is not None else 0
+        waiting = len(self._scheduler.waiting) + len(self._grammars)
+        self._rules.admissible(command, keep + length, waiting)
+        return sequence
+
+    def _open(self, command: Submit, compiled: Compiled | None, since: float) -> None:
+        sequence = self._check(command)
+        matcher = new_matcher(compiled)
+        tokens = self._rules.ids(command.tokens)
+        keep = command.keep if sequence is not None else 0
         prompt = keep + len(tokens)
-        self._rules.admissible(command, prompt, len(self._scheduler.waiting))
-        matcher = self._rules.matcher(command.grammar)
-        now = self._clock.monotonic()
         if sequence is None:
             before = self._ledger.sequences.get(command.sequence)
             self._ledger.close(command.sequence)
@@ -84,7 +126,7 @@ class Commands:
             self._ledger.sequences[sequence.id] = sequence
         elif sequence.waits and command.max_tokens:
             sequence.waits = False
-            self._policy.learn(sequence.chain.idle, now)
+            self._policy.learn(sequence.chain.idle, since)
         self._kv.cut(sequence.chain, keep)
         del sequence.log[keep:]
         sequence.log.extend(tokens)
@@ -93,10 +135,10 @@ class Commands:
             command=command,
             sequence=sequence,
             arrival=self._arrivals,
-            submitted_at=now,
+            submitted_at=since,
             prompt_length=prompt,
             limit=self._rules.limit(command, prompt),
-            forced=forced,
+            forced=self._rules.ids(command.force),
             stop_ids=frozenset(command.stop_ids),
             matcher=matcher,
         )
@@ -107,9 +149,9 @@ class Commands:
     def _target(self, command: Submit) -> Sequence | None:
         """Return the sequence that the submit goes on, or None when it opens one."""
         sequence = self._ledger.sequences.get(command.sequence)
-        if sequence is not None and sequence.turn is not None:
+        if self._is_busy(command.sequence):
             raise Refusal("busy", f"sequence {command.sequence} has a running turn")
-        if command.turn in self._ledger.turns:
+        if command.turn in self._ledger.turns or command.turn in self._grammars:
             raise Refusal("invalid", f"turn {command.turn} is already open")
         if command.keep == 0:
             return None
@@ -134,8 +176,7 @@ class Commands:
             raise unknown_sequence(command)
         if command.into == command.sequence:
             raise Refusal("invalid", "a sequence cannot be forked into itself")
-        into = self._ledger.sequences.get(command.into)
-        if into is not None and into.turn is not None:
+        if self._is_busy(command.into):
             raise Refusal("busy", f"sequence {command.into} has a running turn")
         self._ledger.close(command.into)
         chain = self._kv.fork(source.chain, command.keep)
@@ -149,10 +190,9 @@ class Commands:
             service=source.service,
         )
 
-    def _cancel(self, command: Cancel) -> None:
-        turn = self._ledger.turns.get(command.turn)
-        if turn is not None:
-            self._ledger.finish(turn, "cancelled")
+    def _is_busy(self, number: int) -> bool:
+        sequence = self._ledger.sequences.get(number)
+        return self._grammars.holds(number) or (sequence is not None and sequence.turn is not None)
 
     def _advise(self, sequence: Sequence, command: Hint | Promote) -> None:
         residency, idle = self._kv.residency, sequence.chain.idle

@@ -25,7 +25,7 @@ class EngineSpec(msgspec.Struct, frozen=True, tag="spec"):
     """All that an engine is made from.
 
     `factory` is "module:function"; the function takes `options` and returns
-    (Runner, GrammarFactory | None).
+    (Runner, Compiler | None).
     """
 
     factory: str
@@ -45,11 +45,18 @@ class Inbox:
         self._changed = threading.Condition()
         self._commands: list[Command] = []
         self._closed = False
+        self._woken = False
 
     def put(self, commands: Sequence[Command]) -> None:
         """Queue commands and wake the engine."""
         with self._changed:
             self._commands += commands
+            self._changed.notify()
+
+    def wake(self) -> None:
+        """Wake the engine without a command."""
+        with self._changed:
+            self._woken = True
             self._changed.notify()
 
     def close(self) -> None:
@@ -62,10 +69,13 @@ class Inbox:
         """Wait up to `timeout` seconds for commands; None once the inbox is closed."""
         with self._changed:
             if timeout > 0:
-                self._changed.wait_for(lambda: self._commands or self._closed, timeout)
+                self._changed.wait_for(
+                    lambda: self._commands or self._closed or self._woken, timeout
+                )
             if self._closed:
                 return None
             commands, self._commands = self._commands, []
+            self._woken = False
             return commands
 
 
@@ -105,7 +115,7 @@ def run_engine(spec: EngineSpec, inbox: Inbox, outbox: Outbox, clock: Clock) -> 
     """
     engine = None
     try:
-        engine, info = _build(spec, clock)
+        engine, info = _build(spec, clock, inbox.wake)
         outbox.put([Ready(info, spec.incarnation)])
         drive(engine, inbox, outbox, clock)
     except (Exception, SystemExit) as error:
@@ -114,6 +124,9 @@ def run_engine(spec: EngineSpec, inbox: Inbox, outbox: Outbox, clock: Clock) -> 
         log.error("the engine died: %s", error, exc_info=None if plain else error)  # noqa: TRY400
         outbox.put_last([Down(describe(error))])
         return False
+    finally:
+        if engine is not None:
+            engine.close()
     return True
 
 
@@ -124,7 +137,9 @@ def drive(engine: Engine, inbox: Inbox, outbox: Outbox, clock: Clock) -> None:
     """
     beat = clock.monotonic()
     while True:
-        idle_s = 0.0 if engine.busy else max(0.0, beat + HEARTBEAT_S - clock.monotonic())
+        idle_s = 0.0
+        if not engine.busy:
+            idle_s = max(0.0, min(beat + HEARTBEAT_S - clock.monotonic(), engine.wake_in()))
         commands = inbox.take(idle_s)
         if commands is None:
             return
@@ -145,8 +160,10 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _build(spec: EngineSpec, clock: Clock) -> tuple[Engine, RunnerInfo]:
+def _build(spec: EngineSpec, clock: Clock, wake: Callable[[], None]) -> tuple[Engine, RunnerInfo]:
     module, _, function = spec.factory.partition(":")
     factory = getattr(importlib.import_module(module), function)
-    runner, grammars = factory(spec.options)
-    return Engine(runner, clock, spec.settings, grammars), runner.info
+    runner, compiler = factory(spec.options)
+    if compiler is not None:
+        compiler.listen(wake)
+    return Engine(runner, clock, spec.settings, compiler), runner.info

@@ -4,6 +4,7 @@ Turns end here and nowhere else, whatever ends them: their last token, a command
 """
 
 from agentserve.clock import Clock
+from agentserve.engine.grammars import Grammars
 from agentserve.engine.messages import Event, Finished
 from agentserve.engine.report import Counters
 from agentserve.engine.scheduler import Scheduler
@@ -12,19 +13,26 @@ from agentserve.kv.chains import KvCache
 
 
 class Ledger:
-    """Sequences and open turns by number, the events of the next batch, and the counters."""
+    """Sequences and open turns by number, the events of the next batch, and the counters.
 
-    def __init__(self, scheduler: Scheduler, kv: KvCache, clock: Clock) -> None:
+    Turns that wait for their grammar are in `grammars`, not in `turns`.
+    """
+
+    def __init__(self, scheduler: Scheduler, kv: KvCache, grammars: Grammars, clock: Clock) -> None:
         self.sequences: dict[int, Sequence] = {}
         self.turns: dict[int, Turn] = {}
         self.events: list[Event] = []
         self.counters = Counters()
+        self.grammars = grammars
         self._scheduler = scheduler
         self._kv = kv
         self._clock = clock
 
     def close(self, sequence_id: int) -> None:
         """Forget a sequence, cancelling its turn; unknown ones are ignored."""
+        held = self.grammars.of_sequence(sequence_id)
+        if held is not None:
+            self.cancel(held.turn)
         sequence = self.sequences.get(sequence_id)
         if sequence is None:
             return
@@ -32,6 +40,17 @@ class Ledger:
             self.finish(sequence.turn, "cancelled")
         self._kv.close(sequence.chain)
         del self.sequences[sequence_id]
+
+    def cancel(self, turn_id: int) -> None:
+        """End a turn with what it has given; unknown ones are ignored."""
+        turn = self.turns.get(turn_id)
+        if turn is not None:
+            self.finish(turn, "cancelled")
+        elif (held := self.grammars.give_up(turn_id)) is not None:
+            # It has changed nothing: of its log the engine has what it keeps of the one before.
+            sequence = self.sequences.get(held.sequence)
+            length = min(held.keep, sequence.chain.length) if sequence is not None else 0
+            self.events.append(Finished(turn_id, "cancelled", held.keep, length))
 
     def finish(self, turn: Turn, reason: str, stop_id: int | None = None) -> None:
         """End an open turn, also under a row in flight; for `reason` see messages.Finished."""

@@ -7,6 +7,7 @@ nowhere else. Everything that can go wrong in one turn (its grammar, a non-finit
 turn and no other.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +16,17 @@ from agentserve.config import EngineSettings
 from agentserve.engine.commands import Commands
 from agentserve.engine.commit import Committer
 from agentserve.engine.costs import CostModel
+from agentserve.engine.grammars import Compiler, Grammars
 from agentserve.engine.ledger import Ledger
 from agentserve.engine.messages import Command, Event, Started, Stats
 from agentserve.engine.plan import Runner
 from agentserve.engine.report import count_lost, stats_of
-from agentserve.engine.rules import GrammarFactory, SubmitRules
+from agentserve.engine.rules import SubmitRules
 from agentserve.engine.scheduler import Batch, Scheduler
-from agentserve.engine.sequence import Matcher, Turn
+from agentserve.engine.sequence import Turn
 from agentserve.kv.blocks import require
 from agentserve.kv.chains import KvCache, KvShape
 from agentserve.kv.policy import make_policy
-
-__all__ = ["Engine", "GrammarFactory", "Matcher"]
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Engine:
         runner: Runner,
         clock: Clock,
         settings: EngineSettings,
-        grammars: GrammarFactory | None = None,
+        compiler: Compiler | None = None,
         kv: KvCache | None = None,
     ) -> None:
         info = runner.info
@@ -59,10 +59,11 @@ class Engine:
         )
         self._kv = kv or KvCache(shape, make_policy(settings.kv_policy))
         self._scheduler = Scheduler(info, settings, self._kv, clock)
-        self._ledger = Ledger(self._scheduler, self._kv, clock)
+        self.grammars = Grammars(compiler, settings, clock)
+        self._ledger = Ledger(self._scheduler, self._kv, self.grammars, clock)
         self._sequences, self._turns = self._ledger.sequences, self._ledger.turns
         self._counters = self._ledger.counters
-        rules = SubmitRules(info, settings, self._kv, grammars)
+        rules = SubmitRules(info, settings, self._kv)
         self._commands = Commands(info, rules, self._ledger, self._scheduler, self._kv, clock)
         self._committer = Committer(self._ledger, self._kv, clock)
         tokens = info.num_blocks * info.block_size
@@ -75,7 +76,16 @@ class Engine:
     def busy(self) -> bool:
         """Whether `step` has something to do or to say."""
         moves = self._kv.copies or self._kv.residency.pending
-        return bool(self._turns or self._ledger.events or moves or self._flight)
+        told = self._ledger.events or self.grammars.wake_in() == 0
+        return bool(self._turns or told or moves or self._flight)
+
+    def wake_in(self) -> float:
+        """Return the seconds until an engine that is not busy has something to do by itself."""
+        return self.grammars.wake_in()
+
+    def close(self) -> None:
+        """End what runs beside the engine. Its turns stay as they are."""
+        self.grammars.close()
 
     def apply(self, command: Command) -> None:
         """Take a command; its answer comes with the next step's events. No bad one makes it raise.
@@ -87,6 +97,7 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one step and return what happened, with Stats last; [] when there was nothing."""
         started = self._clock.monotonic()
+        self._commands.resume()
         self._kv.residency.begin_step(started, self._costs.costs)
         batch = self._scheduler.plan(in_flight=self._flight is not None)
         if batch is None and self._flight is not None:
@@ -111,13 +122,18 @@ class Engine:
         return events
 
     @property
+    def turns(self) -> Collection[int]:
+        """The turns that are open, without those that wait for their grammar."""
+        return self._turns.keys()
+
+    @property
     def steps(self) -> int:
         """Steps planned so far."""
         return self._scheduler.step
 
     def stats(self) -> Stats:
         """Return counts of turns, blocks (of KV group 0) and work since the start."""
-        return stats_of(self._scheduler, self._kv, self._counters)
+        return stats_of(self._scheduler, self._kv, self.grammars, self._counters)
 
     def check(self) -> None:
         """Verify every invariant; slow, for tests and debugging.
@@ -126,6 +142,7 @@ class Engine:
         """
         self._kv.check()
         self._scheduler.check()
+        self.grammars.check()
         open_turns = {t.id for t in (*self._scheduler.running, *self._scheduler.waiting)}
         require(open_turns == set(self._turns), "INV-08: a turn was lost")
         for sequence in self._sequences.values():

@@ -19,10 +19,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     keep=0 opens the sequence anew under `generation`. max_tokens=0 only prefills. `force` holds
     tokens that are taken instead of the sampled ones, one per step; when it is used up the turn
     goes on by sampling, so a caller that wants the turn to end there puts a stop id last.
-    `grammar` is opaque to the loop: the grammar factory compiles it. A `background` turn only
-    prefills (max_tokens=0), in steps that nobody else wants and in blocks that are free: it pauses
-    while others run, and ends early, as "prefilled" with the kv_length that it reached, when no
-    free block is left.
+    `grammar` is opaque to the loop: a process of its own compiles it, and the submit changes
+    nothing until it has. A `background` turn only prefills (max_tokens=0), in steps that nobody
+    else wants and in blocks that are free: it pauses while others run, and ends early, as
+    "prefilled" with the kv_length that it reached, when no free block is left.
     """
 
     turn: int
@@ -167,7 +167,8 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The submit or fork was not accepted and changed nothing.
 
-    code: unknown_sequence | context_full | exceeds_kv_capacity | overloaded | bad_grammar | busy
+    code: unknown_sequence | context_full | exceeds_kv_capacity | overloaded | bad_grammar |
+    no_compiler (it does not start) | busy
     (a turn of that sequence is running) | invalid (ids out of the vocabulary, empty prompt, ...).
     For a fork `turn` is -1 and `sequence` is `into`.
     """
@@ -228,6 +229,12 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stale_completions: int = 0
     stall_s: float = 0.0  # time that turns have waited for copies
     lost: dict[str, int] = {}  # tokens computed again, by reason
+    compiling: int = 0  # turns that wait for their grammar
+    grammar_bytes: int = 0  # of compiled grammars that are kept
+    grammar_limit: int = 0
+    grammars_compiled: int = 0
+    grammars_refused: int = 0
+    compilers_ended: int = 0  # by grammars that took too much
 
 
 Event = Ready | Down | Started | Progress | Tokens | Finished | Refused | Inspected | Stats

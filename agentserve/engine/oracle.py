@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from agentserve.engine.grammars import Compiler
 from agentserve.engine.plan import (
     SAMPLED,
     Copy,
@@ -26,7 +27,6 @@ from agentserve.engine.plan import (
     Traffic,
     unpack,
 )
-from agentserve.engine.rules import GrammarFactory
 
 _CELL = 8  # bytes of a cell that are hashed: token and position, int32 each
 
@@ -240,7 +240,7 @@ class OracleRunner:
         return _choose(cells, self.info.vocab_size, self._more.stop_id, self._more.stop_one_in)
 
 
-def build_oracle(options: dict[str, Any]) -> tuple[Runner, GrammarFactory | None]:
+def build_oracle(options: dict[str, Any]) -> tuple[Runner, Compiler | None]:
     """Return an oracle runner; `options` are the fields of OracleSettings, unknown ones raise."""
     settings = msgspec.convert(options, OracleSettings)
     return OracleRunner(**msgspec.structs.asdict(settings)), None

@@ -20,7 +20,7 @@ from agentserve.engine.messages import (
     Tokens,
 )
 from agentserve.engine.oracle import oracle_next
-from agentserve.engine.simworld import Computed, World
+from agentserve.engine.simworld import Computed, ToyCompiler, World
 
 
 class SimulationError(Exception):
@@ -44,6 +44,10 @@ class Reference:
     turn: Submit | None = None
     generated: int = 0
     cancelled: bool = False
+    opened: bool = False  # the engine has a sequence of this generation
+    started: bool = False  # the open turn was admitted
+    held: bool = False  # the open turn was cancelled while it waited for its grammar
+    before: tuple[list[int], int] = ([], 0)  # tokens and generation before the open turn
 
 
 class Referee:
@@ -60,7 +64,9 @@ class Referee:
 
     def see(self, event: Event) -> None:
         """Judge one event."""
-        if isinstance(event, Refused):
+        if isinstance(event, Refused) and event.turn in self.open:
+            self._see_no_grammar(event)
+        elif isinstance(event, Refused):
             expect(bool(self.expected), f"an unexpected refusal: {event}")
             expected = self.expected.pop(0)
             expect((event.turn, event.sequence, event.code) == expected, f"{event}: {expected}")
@@ -70,6 +76,7 @@ class Referee:
             self._see_finished(event)
         elif isinstance(event, Started):
             session = self._session(event.turn)
+            session.started = session.opened = True
             total = len(session.tokens)
             others = (other for other in self.open.values() if other is not session)
             self._computed.update((other.namespace, other.tokens) for other in others)
@@ -92,6 +99,20 @@ class Referee:
         else:
             expect(isinstance(event, Stats), f"an unexpected event: {event}")
 
+    def _see_no_grammar(self, event: Refused) -> None:
+        """Judge the end of a turn that waited for its grammar: nothing has changed."""
+        session = self._session(event.turn)
+        spec = (session.turn and session.turn.grammar) or ""
+        kind = spec.partition(":")[0].partition("/")[0]
+        slow = kind in ("even", "breaks") and self._world.grammar_s < ToyCompiler.LONGEST_S
+        expect(event.code == "bad_grammar" and not session.started, f"{event} of {session.turn}")
+        expect(slow or kind in ("hang", "die", "bad"), f"a good grammar was refused: {event}")
+        expect(slow or kind != "hang" or "longer" in event.message, str(event))
+        del self.open[event.turn]
+        session.turn = None
+        session.tokens, session.generation = session.before
+        self.counts["ended without a grammar"] += 1
+
     def _see_tokens(self, event: Tokens) -> None:
         session = self._session(event.turn)
         for token in event.tokens:
@@ -111,6 +132,14 @@ class Referee:
         self.counts["turns"] += 1
         self.counts[f"ended by {event.reason}"] += 1
         self._computed.update([(session.namespace, session.tokens)])
+        if session.held:
+            kept = command is not None and event.log_length == command.keep
+            expect(kept and event.reason == "cancelled", f"wrong end: {event} of {command}")
+            self.counts["cancelled without a grammar"] += 1
+            session.tokens, session.generation = session.before  # nothing has changed
+            session.held = False
+            return
+        session.started = False
         length = len(session.tokens)
         expect(command is not None and event.log_length == length, f"{event}: {length} tokens")
         expect(event.kv_length <= event.log_length, str(event))

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from agentserve.engine.grammars import Grammars
 from agentserve.engine.messages import Residency, Stats
 from agentserve.engine.plan import RunnerInfo, Traffic
 from agentserve.engine.scheduler import Scheduler
@@ -23,7 +24,7 @@ class Counters:
     traffic: Traffic = field(default_factory=Traffic)
 
 
-def stats_of(scheduler: Scheduler, kv: KvCache, counters: Counters) -> Stats:
+def stats_of(scheduler: Scheduler, kv: KvCache, grammars: Grammars, counters: Counters) -> Stats:
     """Return counts of turns, of slots (of KV group 0) and of work since the start."""
     pool, host = kv.pools[0], kv.host_pools[0]
     return Stats(
@@ -55,6 +56,12 @@ def stats_of(scheduler: Scheduler, kv: KvCache, counters: Counters) -> Stats:
         stale_completions=kv.copies.stale,
         stall_s=scheduler.stall_s,
         lost=dict(counters.lost),
+        compiling=len(grammars),
+        grammar_bytes=grammars.cache_bytes,
+        grammar_limit=grammars.cache_limit,
+        grammars_compiled=grammars.compiled,
+        grammars_refused=grammars.refused,
+        compilers_ended=grammars.ended,
     )
 
 

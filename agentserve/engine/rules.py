@@ -1,21 +1,13 @@
 """What a submit must satisfy before it changes anything."""
 
 from array import array
-from typing import Protocol
 
 from agentserve.config import EngineSettings
+from agentserve.engine.grammars import Compiled, NotCompiled
 from agentserve.engine.messages import Fork, Submit
 from agentserve.engine.plan import RunnerInfo, unpack
 from agentserve.engine.sequence import Matcher
 from agentserve.kv.chains import KvCache
-
-
-class GrammarFactory(Protocol):
-    """Makes matchers from grammar specs that are opaque to the engine."""
-
-    def compile(self, spec: str) -> Matcher:
-        """Return a fresh matcher. Raises ValueError with a readable message."""
-        ...
 
 
 class Refusal(Exception):
@@ -35,6 +27,19 @@ def unknown_sequence(command: Submit | Fork) -> Refusal:
     )
 
 
+def grammar_refusal(error: NotCompiled) -> Refusal:
+    """Return the refusal of a turn whose grammar cannot be had."""
+    return Refusal("no_compiler" if error.fault else "bad_grammar", str(error))
+
+
+def new_matcher(compiled: Compiled | None) -> Matcher | None:
+    """Return a matcher of a compiled grammar, None without one."""
+    try:
+        return compiled.matcher() if compiled is not None else None
+    except Exception as error:  # a third party's library must not stop the engine
+        raise Refusal("bad_grammar", str(error) or type(error).__name__) from error
+
+
 class SubmitRules:
     """The limits of one engine. What breaks them raises Refusal."""
 
@@ -43,12 +48,10 @@ class SubmitRules:
         info: RunnerInfo,
         settings: EngineSettings,
         kv: KvCache,
-        grammars: GrammarFactory | None,
     ) -> None:
         self._info = info
         self._settings = settings
         self._kv = kv
-        self._grammars = grammars
 
     def ids(self, data: bytes) -> "array[int]":
         """Return token ids of this vocabulary."""
@@ -89,14 +92,3 @@ class SubmitRules:
         """Return the length of the log at which a turn over `prompt` tokens ends."""
         capacity = self._kv.num_blocks * self._kv.block_size
         return min(prompt + command.max_tokens, self._info.max_context, capacity + 1)
-
-    def matcher(self, spec: str | None) -> Matcher | None:
-        """Return the matcher of a grammar, None without one."""
-        if spec is None:
-            return None
-        if self._grammars is None:
-            raise Refusal("bad_grammar", "this engine has no grammars")
-        try:
-            return self._grammars.compile(spec)
-        except Exception as error:  # a third party's compiler must not stop the engine
-            raise Refusal("bad_grammar", str(error) or type(error).__name__) from error

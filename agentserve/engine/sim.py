@@ -2,10 +2,10 @@
 
 Each seed makes a small world (tiers, policy, context, budget), then random sessions that share
 prompts, cut, fork, cancel and close at any step, wait, are announced and come back, with bad
-commands and failing rows among them. The runners of odd seeds have depth 1. Copies between the
-tiers end late and out of order, their completions get lost or come twice, and host copies vanish.
-The referee judges every event, and invariants are checked after each step. A failing seed is
-printed with the command that replays it.
+commands and failing rows among them. Grammars take time to compile, fail, or never end. The runners
+of odd seeds have depth 1. Copies between the tiers end late and out of order, their completions get
+lost or come twice, and host copies vanish. The referee judges every event, and invariants are
+checked after each step. A failing seed is printed with the command that replays it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from agentserve.engine.messages import Cancel, Close, Fork, Hint, Inspect, Promo
 from agentserve.engine.oracle import OracleRunner
 from agentserve.engine.plan import pack
 from agentserve.engine.referee import Referee, Reference, SimulationError, expect
-from agentserve.engine.simworld import FaultyRunner, Grammars, World
+from agentserve.engine.simworld import FaultyRunner, ToyCompiler, ToyGrammar, World
 from agentserve.kv.chains import KvCache, KvShape
 from agentserve.kv.policy import make_policy
 
@@ -41,15 +41,19 @@ class Simulation:
     """One seed's world, driven by `run`. Subclasses have another runner."""
 
     command = "python -m agentserve.engine.sim"
+    compiles = True  # False: grammars are there from the start
 
     def __init__(self, seed: int, depth: int | None = None) -> None:
         self.rng = random.Random(seed)
-        self.world = World.draw(self.rng, depth=seed % 2 if depth is None else depth)
+        self.more = random.Random(-1 - seed)
+        self.world = World.draw(self.rng, self.more, seed % 2 if depth is None else depth)
         self.runner = self.make_runner(random.Random(self.rng.random()))
         self.clock = VirtualClock()
         settings = EngineSettings(
             token_budget=self.world.token_budget,
             max_waiting=self.world.max_waiting,
+            grammar_s=self.world.grammar_s,
+            grammar_cache_bytes=self.world.grammar_cache,
             check_invariants=True,
         )
         shape = KvShape(
@@ -59,8 +63,11 @@ class Simulation:
             host_blocks=self.world.host_blocks,
         )
         self.kv = KvCache(shape, make_policy(self.world.policy))
-        grammars = Grammars(self.world.vocab_size)
-        self.engine = Engine(self.runner, self.clock, settings, grammars, self.kv)
+        self.compiler = ToyCompiler(self.world.vocab_size, self.clock, self.more)
+        self.engine = Engine(self.runner, self.clock, settings, self.compiler, self.kv)
+        if not self.compiles:
+            self.engine.grammars.keep("even", ToyGrammar(self.world.vocab_size, None, 1))
+            self.engine.grammars.keep("breaks:2", ToyGrammar(self.world.vocab_size, 2, 1))
         self.referee = Referee(self.world)
         self._next = 0
         self._prompts = [self._tokens(1, self.world.longest_prompt) for _ in range(3)]
@@ -95,6 +102,8 @@ class Simulation:
         expect(not self.referee.open, "INV-08: turns did not end")
         expect(stats.blocks_locked == 0, "INV-07: blocks are locked when nothing runs")
         expect(stats.running == stats.waiting == 0, "INV-07: turns are left")
+        expect(stats.compiling == 0, "INV-08: turns wait for grammars that nobody compiles")
+        self._judge_compiling()
         expect(stats.host_locked == stats.copies_in_flight == 0, "INV-07: copies are left")
         for pool in (*self.kv.pools, *self.kv.host_pools):
             while pool.evict_unowned():
@@ -107,6 +116,9 @@ class Simulation:
                 "host evictions": stats.host_evictions,
                 "stale completions": stats.stale_completions,
                 "discarded tokens": stats.discarded_tokens,
+                "grammars compiled": stats.grammars_compiled,
+                "grammars refused": stats.grammars_refused,
+                "compilers ended": stats.compilers_ended,
             }
         )
         self.referee.counts.update(
@@ -115,6 +127,13 @@ class Simulation:
         block_bytes = self.runner.info.groups[0].block_bytes
         self.referee.counts["saves"] += stats.saved_bytes // block_bytes
         self.referee.counts["loads"] += stats.loaded_bytes // block_bytes
+
+    def _judge_compiling(self) -> None:
+        """Verify that nothing was compiled twice that could be kept."""
+        if self.world.grammar_s > ToyCompiler.LONGEST_S and self.world.grammar_cache == 1000:
+            kinds = ("even", "breaks")
+            often = {s: n for s, n in self.compiler.begun.items() if n > 1 and s.startswith(kinds)}
+            expect(not often, f"compiled more than once: {often}")
 
     # Actions
 
@@ -142,11 +161,17 @@ class Simulation:
             namespace=session.namespace,
             max_tokens=max_tokens,
             stop_ids=self.rng.sample(range(self.world.vocab_size), self.rng.randint(0, 1)),
-            grammar=self.rng.choice((None, None, None, "even", "breaks:2")),
+            grammar=self._grammar(self.rng.choice((None, None, None, "even", "breaks:2"))),
             force=pack(self._tokens(0, 5)) if self.rng.random() < 0.3 else b"",
             background=max_tokens == 0 and self.rng.random() < 0.7,
         )
         self._send(session, command, session.tokens[:keep] + new)
+
+    def _grammar(self, usual: str | None) -> str | None:
+        if usual is None or not self.compiles:
+            return usual
+        kinds = (usual, usual, usual, usual, usual, usual, "hang", "die", "bad")
+        return f"{self.more.choice(kinds)}/{self.more.randrange(3)}"
 
     def _send(self, session: Reference, command: Submit, tokens: list[int]) -> None:
         code = self._refusal(len(tokens))
@@ -155,15 +180,19 @@ class Simulation:
             self._refused(command.turn, command.sequence, code)
             return
         self.referee.sessions[session.sequence] = session
+        session.before = session.tokens, session.generation
         session.tokens, session.turn = tokens, command
         session.generation = command.generation
+        session.opened = session.opened or command.turn in self.engine.turns
         session.generated, session.cancelled = 0, False
         self.referee.open[command.turn] = session
 
     def step(self) -> None:
         """Let the engine run a step, and hold its events against the reference."""
         self.clock.advance(self.rng.random() * self.world.tick)
-        issued, busy = self.engine.steps, bool(self.referee.open)
+        compiling = self.engine.stats().compiling
+        self.referee.counts["turns that wait for grammars"] += compiling
+        issued, busy = self.engine.steps, len(self.referee.open) > compiling
         events = self.engine.step()
         self.referee.counts["steps"] += 1
         happened = bool(events) or self.engine.steps > issued
@@ -174,7 +203,7 @@ class Simulation:
 
     def _fork(self) -> None:
         source = self._pick()
-        if source is None:
+        if source is None or not source.opened or self._is_held(source):
             return
         keep = self.rng.randint(0, len(source.tokens))
         copy = Reference(self._number(), 1, source.namespace, source.tokens[:keep])
@@ -187,15 +216,20 @@ class Simulation:
     def _close(self) -> None:
         session = self._pick()
         if session is not None:
-            session.cancelled = True
+            self._note_cancel(session)
             self.engine.apply(Close(session.sequence))
             del self.referee.sessions[session.sequence]
 
     def _cancel(self) -> None:
         turn = self.rng.choice([*self.referee.open, -1])
         if turn >= 0:
-            self.referee.open[turn].cancelled = True
+            self._note_cancel(self.referee.open[turn])
         self.engine.apply(Cancel(turn))
+
+    def _note_cancel(self, session: Reference) -> None:
+        session.cancelled = True
+        if session.turn is not None and session.turn.turn in self.engine.grammars:
+            session.held = True
 
     def _hint(self) -> None:
         tools = self.rng.sample(("grep", "shell:make", "ask"), self.rng.randint(0, 2))
@@ -215,7 +249,7 @@ class Simulation:
 
     def _bad_command(self) -> None:
         session = self._pick()
-        if session is None:
+        if session is None or self._is_held(session):
             return
         good = Submit(
             self._number(), session.sequence, session.generation, 0, pack([0]), "a", 1, []
@@ -242,10 +276,9 @@ class Simulation:
             self._refused_submit(bad, code)
         self.engine.apply(Fork(-5, 1, -6, 1, 0))
         self._refused(-1, -6, "unknown_sequence")
-        self.engine.apply(Fork(session.sequence, session.generation, session.sequence, 9, 0))
-        self._refused(-1, session.sequence, "invalid")
-        if not self._refusal(1):
-            self._refused_submit(change(good, grammar="nonsense"), "bad_grammar")
+        if session.opened:
+            self.engine.apply(Fork(session.sequence, session.generation, session.sequence, 9, 0))
+            self._refused(-1, session.sequence, "invalid")
 
     def _refused_submit(self, command: Submit, code: str) -> None:
         self.engine.apply(command)
@@ -262,7 +295,8 @@ class Simulation:
             return "context_full"
         if -(-(length + 1) // self.world.block_size) > self.world.num_blocks:
             return "exceeds_kv_capacity"
-        if self.engine.stats().waiting >= self.world.max_waiting:
+        now = self.engine.stats()
+        if now.waiting + now.compiling >= self.world.max_waiting:
             return "overloaded"
         return ""
 
@@ -289,6 +323,10 @@ class Simulation:
             self.rng.choice(list(self.referee.sessions.values())) if self.referee.sessions else None
         )
 
+    def _is_held(self, session: Reference) -> bool:
+        """Whether the engine's log is not yet, or no more, what the open turn makes of it."""
+        return session.turn is not None and session.turn.turn not in self.engine.turns
+
     def _number(self) -> int:
         self._next += 1
         return self._next
@@ -296,7 +334,9 @@ class Simulation:
     def _drain(self) -> None:
         for _ in range(STUCK):
             if not self.engine.busy:
-                return
+                if not self.engine.stats().compiling:
+                    return
+                self.clock.advance(self.engine.wake_in())
             self.step()
         raise SimulationError(f"INV-06: still busy after {STUCK} steps")
 

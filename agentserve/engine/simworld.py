@@ -1,10 +1,13 @@
-"""What a simulation seed runs in: the sizes, a runner whose rows fail, a toy grammar."""
+"""What a simulation seed runs in: the sizes, a runner whose rows fail, a toy compiler."""
 
 import random
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import msgspec
 
+from agentserve.clock import Clock
+from agentserve.engine.grammars import Answer
 from agentserve.engine.oracle import OracleRunner, OracleStep
 from agentserve.engine.plan import StepPlan, StepResult
 from agentserve.engine.sequence import Matcher
@@ -30,6 +33,8 @@ class World(msgspec.Struct, frozen=True):
     copy_rate: float  # chance that a copy in flight ends with a step
     trouble_rate: float  # chance that its completion is lost, or comes twice
     tick: float  # seconds that pass between two steps, at most
+    grammar_s: float  # a grammar may take so long
+    grammar_cache: int  # bytes; toy grammars have 1 to 100
     depth: int  # of the runner
 
     @property
@@ -39,8 +44,11 @@ class World(msgspec.Struct, frozen=True):
         return max(1, capacity // 4) if self.steady else self.max_context // 2
 
     @classmethod
-    def draw(cls, rng: random.Random, depth: int) -> "World":
-        """Return a random world, small enough that memory is always short."""
+    def draw(cls, rng: random.Random, more: random.Random, depth: int) -> "World":
+        """Return a random world, small enough that memory is always short.
+
+        `more` decides about grammars, so that worlds of old seeds are what they were.
+        """
         slots = rng.choice((1, 3, 4, 6, 8))
         steady = rng.random() < 0.5
         size = rng.choice((2, 3, 4, 8) if steady else (1, 2, 3, 4, 8))
@@ -62,6 +70,8 @@ class World(msgspec.Struct, frozen=True):
             copy_rate=rng.choice((1.0, 0.7, 0.2, 0.1)),
             trouble_rate=trouble,
             tick=1.0 if trouble else rng.choice((1.0, 0.01)),
+            grammar_s=more.choice((0.6, 2.0)),
+            grammar_cache=more.choice((50, 150, 1000)),
             depth=depth,
         )
 
@@ -142,18 +152,93 @@ class EvenTokens:
             self._left = max(0, self._left - 1)
 
 
-class Grammars:
-    """Compiles "even" and "breaks:N"; anything else is a bad grammar."""
+class ToyGrammar:
+    """A compiled grammar whose matchers are `EvenTokens`."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, breaks_after: int | None, size: int) -> None:
+        self.size = size
         self._vocab_size = vocab_size
+        self._breaks_after = breaks_after
 
-    def compile(self, spec: str) -> Matcher:
-        """Return a matcher. Raises ValueError for an unknown spec."""
-        name, _, count = spec.partition(":")
+    def matcher(self) -> Matcher:
+        """Return a new matcher."""
+        return EvenTokens(self._vocab_size, self._breaks_after)
+
+
+class ToyCompiler:
+    """Compiles "even" and "breaks:N"; what follows a "/" makes another spec of the same.
+
+    "hang" is never done, "die" takes the compiler with it, anything else is a bad grammar. Without
+    a clock an answer is there at the next poll; with one it comes within LONGEST_S, and a compiler
+    takes START_S to come up.
+    """
+
+    LONGEST_S = 1.0
+    START_S = 0.5
+
+    def __init__(
+        self, vocab_size: int, clock: Clock | None = None, rng: random.Random | None = None
+    ) -> None:
+        self.begun: Counter[str] = Counter()
+        self.lives = 0
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._rng = rng or random.Random(0)
+        self._up_at = float("inf")
+        self._running: tuple[float, Answer | None] | None = None  # when it is done, and with what
+        self._late: list[Answer] = []  # of jobs that were ended
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is up."""
+        return self._now() >= self._up_at
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Do nothing: the simulation polls."""
+
+    def begin(self, job: int, spec: str) -> None:
+        """Decide when the job is done, and how it ends."""
+        assert self._running is None, "two jobs at once"
+        if self._up_at == float("inf"):
+            self.lives += 1
+            self._up_at = self._now() + (self.START_S if self._clock is not None else 0.0)
+        self.begun[spec] += 1
+        took = self._rng.choice((0.0, 0.1, self.LONGEST_S)) if self._clock is not None else 0.0
+        kind = spec.partition("/")[0]
+        answer = None if kind == "hang" else self._answer(job, kind, spec)
+        self._running = max(self._now(), self._up_at) + took, answer
+
+    def poll(self) -> list[Answer]:
+        """Return what is done by now, and at times again what nobody waits for."""
+        answers, self._late = self._late, []
+        if self._running is not None and self._now() >= self._running[0]:
+            answer = self._running[1]
+            if answer is not None:
+                answers.append(answer)
+                self._running = None
+                if "died" in answer.error:
+                    self._up_at = float("inf")
+        return answers
+
+    def end(self) -> None:
+        """Come down at once; what was done just before is still heard, too late."""
+        if self._running is not None and self._running[1] is not None:
+            self._late.append(self._running[1])
+        self._running = None
+        self._up_at = float("inf")
+
+    def _answer(self, job: int, kind: str, spec: str) -> Answer:
+        name, _, count = kind.partition(":")
+        if name == "die":
+            return Answer(job, error="the compiler died of it")
         if name not in ("even", "breaks"):
-            raise ValueError(f"unknown grammar {spec!r}")
-        return EvenTokens(self._vocab_size, int(count) if count else None)
+            return Answer(job, error=f"unknown grammar {spec!r}")
+        size = self._rng.randint(1, 100)
+        breaks_after = int(count) if count else None
+        return Answer(job, ToyGrammar(self._vocab_size, breaks_after, size))
+
+    def _now(self) -> float:
+        return self._clock.monotonic() if self._clock is not None else 0.0
 
 
 class Computed:

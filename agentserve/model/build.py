@@ -20,8 +20,8 @@ from agentserve.model.memory import tier_blocks
 from agentserve.model.spec import ModelSpec, load_spec
 
 if TYPE_CHECKING:
+    from agentserve.engine.compiler import CompilerProcess
     from agentserve.model.gpu_runner import GpuRunner
-    from agentserve.model.grammar import XGrammarFactory
     from agentserve.model.runner import TorchRunner
 
     AnyRunner = TorchRunner | GpuRunner
@@ -31,17 +31,22 @@ GPU_BLOCK_SIZE = 16  # tokens: a record of an 8B model is about 2 MB
 CAPABILITY = (8, 0)  # of a GPU, at least: bfloat16 products and asynchronous copies
 
 
-def build_torch(options: dict[str, Any]) -> "tuple[AnyRunner, XGrammarFactory]":
-    """Load a prepared model and return its runner and its grammar factory.
+def build_torch(options: dict[str, Any]) -> "tuple[AnyRunner, CompilerProcess]":
+    """Load a prepared model and return its runner and its grammar compiler.
 
     `options` are `config.ModelSettings`. Raises UnsupportedModel before any weights are read,
     WeightsError when tensors do not fit the config, ValueError for bad settings or without the
     device that they name.
     """
     runner = load_runner(options)
-    from agentserve.model.grammar import XGrammarFactory
+    from agentserve.model.grammar import grammar_compiler
 
-    return runner, XGrammarFactory(Path(options["directory"]), runner.info.vocab_size)
+    settings = msgspec.convert(options, ModelSettings)
+    compiler = grammar_compiler(
+        settings.directory, runner.info.vocab_size, settings.grammar_bytes, settings.grammar_cpu_s
+    )
+    compiler.start()
+    return runner, compiler
 
 
 def load_runner(options: dict[str, Any]) -> "AnyRunner":

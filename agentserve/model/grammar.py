@@ -1,45 +1,49 @@
-"""Token masks from structural tags: xgrammar behind the engine's GrammarFactory interface."""
+"""Token masks from structural tags, by xgrammar; compiled in a process of its own."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xgrammar
 
-_CACHE_BYTES = 256 * 1024 * 1024
-_MAX_SPEC = 1024 * 1024  # characters
+from agentserve.engine.compiler import CompilerProcess
+from agentserve.engine.jobs import Setup
+
+MEMORY = 512 * 1024 * 1024  # bytes that the compiler may take
+CPU_S = 2.0  # processor time that it may take for one grammar
 # Tags that a model says, also where its vocabulary flags them as special.
 _SPOKEN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 
 
-class XGrammarFactory:
-    """Compiles specs for the tokenizer in `directory`.
+def grammar_compiler(
+    directory: Path | str, vocab_size: int, memory: int = MEMORY, cpu_s: float = CPU_S
+) -> CompilerProcess:
+    """Return a compiler of structural tags (JSON) for the tokenizer in `directory`.
 
     `vocab_size` is the model's: logits may be wider than the vocabulary, and the ids beyond it are
-    never allowed.
+    never allowed. Its process takes at most `memory` bytes,
+    and `cpu_s` seconds of processor time for each.
     """
+    info = _tokenizer_info(Path(directory), vocab_size)
+    return CompilerProcess(
+        ["-m", "agentserve.model.grammar_worker"],
+        lambda: Setup(info.serialize_json(), memory, cpu_s),
+        lambda data: XGrammar(xgrammar.CompiledGrammar.deserialize_json(data, info), vocab_size),
+    )
 
-    def __init__(self, directory: Path | str, vocab_size: int) -> None:
-        info = _tokenizer_info(Path(directory), vocab_size)
+
+class XGrammar:
+    """A compiled grammar."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
+        self._compiled = compiled
         self._vocab_size = vocab_size
-        self._compiler = xgrammar.GrammarCompiler(
-            info, max_threads=2, cache_limit_bytes=_CACHE_BYTES
-        )
+        self.size = int(compiled.memory_size_bytes)
 
-    def compile(self, spec: str) -> "XGrammarMatcher":
-        """Return a matcher for a structural tag (JSON).
-
-        Raises ValueError with xgrammar's reason when it cannot be compiled.
-        """
-        if len(spec) > _MAX_SPEC:
-            raise ValueError(f"the grammar is longer than {_MAX_SPEC} characters")
-        try:
-            compiled = self._compiler.compile_structural_tag(spec)
-            return XGrammarMatcher(xgrammar.GrammarMatcher(compiled), self._vocab_size)
-        except Exception as error:  # a C++ library: its errors have no common base
-            raise ValueError(f"the grammar cannot be compiled: {_reason(error)}") from None
+    def matcher(self) -> "XGrammarMatcher":
+        """Return the state of a new constrained turn."""
+        return XGrammarMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocab_size)
 
 
 class XGrammarMatcher:
@@ -63,6 +67,11 @@ class XGrammarMatcher:
         self._mask[0, -1] &= self._last  # xgrammar leaves the bits past the vocabulary set
         return self._mask.tobytes()
 
+    @property
+    def complete(self) -> bool:
+        """Whether the output can end here."""
+        return bool(self._matcher.is_completed())
+
     def accept(self, token: int) -> None:
         """Advance by `token`. A forced token that does not fit ends the constraint."""
         if not self._matcher.is_terminated() and not self._matcher.accept_token(token):
@@ -76,11 +85,7 @@ class _Free:
         """Return that nothing follows."""
         return True
 
-
-def _reason(error: Exception) -> str:
-    """Return the first line of what went wrong, without the place in xgrammar's source."""
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return re.sub(r"^\[[0-9:]+\] \S+: ", "", first[:500])
+    is_completed = is_terminated
 
 
 def _tokenizer_info(directory: Path, vocab_size: int) -> xgrammar.TokenizerInfo:

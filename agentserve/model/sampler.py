@@ -44,12 +44,13 @@ def sample(
     go to the lower token id.
     """
     scores = _adjusted(logits, params, counts)
-    if mask is not None:
+    greedy = params.temperature == 0
+    if mask is not None and not (greedy and is_allowed(mask, int(scores.argmax()))):
         scores = np.where(allowed_tokens(mask, scores.size), scores, -np.inf)
     best = int(scores.argmax())
     if scores[best] == -np.inf:
         return None
-    if params.temperature == 0:
+    if greedy:
         return best
     scaled = (scores - scores[best]).astype(np.float64) / params.temperature
     weights = np.exp(scaled)
@@ -63,6 +64,12 @@ def uniform(seed: int, position: int) -> float:
     """Return a number in [0, 1) from a counter-based generator (Philox): no state, no order."""
     bits = np.random.Philox(key=seed & (2**64 - 1), counter=position)
     return float(np.random.Generator(bits).random())
+
+
+def is_allowed(mask: Any, token: int) -> bool:
+    """Return the bit of one token; see `allowed_tokens`."""
+    data = memoryview(mask).cast("B")
+    return token // 8 < len(data) and bool(data[token // 8] >> token % 8 & 1)
 
 
 def allowed_tokens(mask: Any, vocab_size: int) -> NDArray[np.bool_]:

@@ -156,7 +156,21 @@ def _engine(stats: Stats) -> Iterator[Metric]:
     yield _total("preemptions", "Turns that gave up their KV for another.", stats.preemptions)
     yield _total("evictions", "Cached blocks given to new tokens.", stats.evictions)
     yield _single("overdue", "Turns that have waited for over 20 s and go first.", stats.overdue)
+    yield from _grammars(stats)
     yield from _tiers(stats)
+
+
+def _grammars(stats: Stats) -> Iterator[Metric]:
+    yield _single("compiling", "Turns that wait for their grammar.", stats.compiling)
+    yield _single("grammar_cache_bytes", "Bytes of compiled grammars.", stats.grammar_bytes)
+    yield _single("grammar_cache_limit_bytes", "The most of these.", stats.grammar_limit)
+    outcomes = {"compiled": stats.grammars_compiled, "refused": stats.grammars_refused}
+    yield _counter("grammars", "Grammars by outcome.", "outcome", outcomes)
+    yield _total(
+        "grammar_compilers_ended",
+        "Compilers that a grammar took too much of.",
+        stats.compilers_ended,
+    )
 
 
 def _tiers(stats: Stats) -> Iterator[Metric]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentserve import wire
-from agentserve.sessions.compilable import Allowance
+from agentserve.sessions.compilable import compilable
 from agentserve.sessions.schemas import validate_schema
 from agentserve.sessions.toolformat import ToolFormat
 
@@ -17,11 +17,14 @@ def structural_tag(
     choice: str | wire.NamedTool,
     format: ToolFormat,
     parallel: bool = True,
+    *,
+    in_reasoning: bool = False,
 ) -> str | None:
     """Return the constraint of a turn that may call `tools`; None when there is none.
 
     "auto": free text until a call opens, then that call is constrained. "required", or a tool (by
-    name, or as NamedTool): a call from the first token on, after reasoning where the format has it.
+    name, or as NamedTool): a call from the first token on. All of it begins after the reasoning,
+    where the format has it; `in_reasoning`: the prompt has opened it.
     """
     if isinstance(choice, wire.NamedTool) or choice not in ("auto", "none", "required"):
         name = choice.name if isinstance(choice, wire.NamedTool) else choice
@@ -29,18 +32,16 @@ def structural_tag(
         choice = "required"
     if not tools or choice == "none":
         return None
-    allowance = Allowance()
-    tags = [_tag(tool, format, allowance) for tool in tools]
+    tags = [_tag(tool, format) for tool in tools]
     one = format.one_call or not parallel
     if choice == "auto":
-        return _dump(
-            {
-                "type": "triggered_tags",
-                "triggers": [format.begin or '{"name": '],
-                "tags": tags,
-                "stop_after_first": one,
-            }
-        )
+        free: dict[str, Any] = {
+            "type": "triggered_tags",
+            "triggers": [format.begin or '{"name": '],
+            "tags": tags,
+            "stop_after_first": one,
+        }
+        return _dump(_after_reasoning(free, format, in_reasoning))
     calls: dict[str, Any] = {
         "type": "tags_with_separator",
         "tags": tags,
@@ -48,40 +49,47 @@ def structural_tag(
         "at_least_one": True,
         "stop_after_first": one,
     }
-    return _dump(_after_reasoning(calls, format))
+    return _dump(_after_reasoning(calls, format, in_reasoning))
 
 
-def response_tag(schema: dict[str, Any], format: ToolFormat | None = None) -> str:
+def response_tag(
+    schema: dict[str, Any], format: ToolFormat | None = None, *, in_reasoning: bool = False
+) -> str:
     """Return the constraint of an answer that is JSON of `schema`."""
-    answer = {"type": "json_schema", "json_schema": Allowance().compilable(schema), **_COMPACT}
-    return _dump(_after_reasoning(answer, format) if format is not None else answer)
+    answer = {"type": "json_schema", "json_schema": compilable(schema).schema, **_COMPACT}
+    if format is None:
+        return _dump(answer)
+    return _dump(_after_reasoning(answer, format, in_reasoning))
 
 
 # Small models can fill their whole budget with white space.
 _COMPACT = {"max_whitespace_cnt": 2}
 
 
-def _tag(tool: wire.Tool, format: ToolFormat, allowance: Allowance) -> dict[str, Any]:
+def _tag(tool: wire.Tool, format: ToolFormat) -> dict[str, Any]:
     name = json.dumps(tool.name)
     begin, end = f'{{"name": {name}, "arguments": ', "}"
     if format.begin:
         begin, end = f"{format.begin}\n{begin}", f"{end}\n{format.end}"
-    schema = {"type": "object", **allowance.compilable(tool.parameters)}
+    schema = {"type": "object", **compilable(tool.parameters, arguments=True).schema}
     content = {"type": "json_schema", "json_schema": schema, **_COMPACT}
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def _after_reasoning(then: dict[str, Any], format: ToolFormat) -> dict[str, Any]:
+def _after_reasoning(
+    then: dict[str, Any], format: ToolFormat, in_reasoning: bool
+) -> dict[str, Any]:
     if format.reasoning is None:
         return then
     opening, closing = format.reasoning
     thought = {
         "type": "tag",
-        "begin": opening,
+        "begin": "" if in_reasoning else opening,
         "content": {"type": "any_text", "excludes": [closing]},
         "end": [closing + "\n\n", closing],
     }
-    return {"type": "sequence", "elements": [{"type": "optional", "content": thought}, then]}
+    first = thought if in_reasoning else {"type": "optional", "content": thought}
+    return {"type": "sequence", "elements": [first, then]}
 
 
 def _dump(format: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from agentserve.config import ServerSettings
 from agentserve.engine.plan import RunnerInfo, pack
 from agentserve.errors import BadToolSchema, InvalidRequest
-from agentserve.sessions import sampling
+from agentserve.sessions import compilable, sampling
 from agentserve.sessions.grammar import response_tag, structural_tag, validate_schema
 from agentserve.sessions.ids import CallIds, prompt_call_id
 from agentserve.sessions.mirror import SubmitOptions
@@ -47,12 +47,13 @@ class TurnPreparer:
         merged = sampling.merge(session.profile.sampling, request.sampling)
         params = sampling.sampling_params(merged, info.vocab_size, self._random)
         force = self._forced(request)
-        grammar = self._grammar(request, tools)
         run.previous = session.head_id
         if run.previous is None:
             run.warnings = list(self.text.composer.warnings)
+        run.warnings += _unenforced(session, request)
         run.fed = resolve_input(session, request.input, request.on_pending)
         require_plausible(session, run.fed.messages, self.text, info)
+        in_reasoning = self._in_reasoning(run)
         generates = not run.prefills_only
         run.prompt = compose(session, self.text, run.fed, generates=generates)
         require_room(session, run.prompt, info, self._settings.reserve_output)
@@ -60,7 +61,7 @@ class TurnPreparer:
             max_tokens=self._output_limit(run, info),
             stop_ids=list(self.text.tokenizer.stop_ids),
             sampling=params,
-            grammar=grammar,
+            grammar=self._grammar(request, tools, in_reasoning),
             force=force,
         )
         run.output = OutputStream(
@@ -72,7 +73,7 @@ class TurnPreparer:
             mint_item=session.mint_item,
             parallel=request.parallel_tool_calls,
             tools_on=bool(tools),
-            in_reasoning=self._in_reasoning(run),
+            in_reasoning=in_reasoning,
         )
 
     def _output_limit(self, run: TurnRun, info: RunnerInfo) -> int:
@@ -113,15 +114,32 @@ class TurnPreparer:
         ids = tokenizer.encode_text(self.text.format.emit(list(request.debug.force)))
         return pack(array("i", [*ids, tokenizer.stop_ids[0]]))
 
-    def _grammar(self, request: TurnRequest, tools: list[Tool]) -> str | None:
+    def _grammar(self, request: TurnRequest, tools: list[Tool], in_reasoning: bool) -> str | None:
         answer = request.response_format
         if answer is not None and answer.type == "json_schema":
-            return response_tag(answer_schema(answer), self.text.format)
+            schema = answer_schema(answer)
+            return response_tag(schema, self.text.format, in_reasoning=in_reasoning)
         if not tools:
             return None
         return structural_tag(
-            tools, request.tool_choice, self.text.format, request.parallel_tool_calls
+            tools,
+            request.tool_choice,
+            self.text.format,
+            request.parallel_tool_calls,
+            in_reasoning=in_reasoning,
         )
+
+
+def _unenforced(session: Session, request: TurnRequest) -> list[str]:
+    """Return what schemas ask in vain of the grammar: of tools once, of an answer each time."""
+    told = []
+    if (answer := request.response_format) is not None and answer.schema is not None:
+        told += compilable.warnings("response_format.schema", answer.schema)
+    head, profile = session.head, session.profile
+    if head is None or head.tools_version != profile.tools_version:
+        for tool in profile.tools:
+            told += compilable.warnings(f"tools.{tool.name}.parameters", tool.parameters)
+    return told
 
 
 def allowed_tools(session: Session, request: TurnRequest) -> list[Tool]:

@@ -9,6 +9,7 @@ import msgspec
 
 from agentserve import wire
 from agentserve.errors import BadToolSchema
+from agentserve.sessions import compilable
 
 _MAX_BYTES = 64 * 1024
 _MAX_DEPTH = 32
@@ -74,7 +75,10 @@ _Validator = jsonschema.validators.extend(
 
 
 def validate_schema(tool: wire.Tool) -> None:
-    """Raise BadToolSchema unless `tool.parameters` is a schema of an object, of bounded size."""
+    """Raise BadToolSchema unless `tool.parameters` is a schema of an object, of bounded size.
+
+    A strict tool's schema must be one that the grammar enforces as a whole.
+    """
     where = f"tools.{tool.name}.parameters"
     schema = tool.parameters
     depth, parts = _size(schema)
@@ -95,6 +99,8 @@ def validate_schema(tool: wire.Tool) -> None:
         raise BadToolSchema(
             _short(f"{path}: {error.message}" if path else error.message), param=where
         ) from None
+    if tool.strict and (lost := compilable.warnings(where, schema)):
+        raise BadToolSchema(f"strict, but not all of it can be enforced: {lost[0]}", param=where)
 
 
 class SchemaChecker:

@@ -7,8 +7,9 @@ from engine_driver import VOCAB, Driver, RecordingRunner, alone
 from overlap import OUTPUT, PROMPT, ahead, assert_nothing_is_left, ends, rows_of
 
 from agentserve.config import EngineSettings
+from agentserve.engine.grammars import Answer
 from agentserve.engine.messages import Fork
-from agentserve.engine.simworld import Grammars
+from agentserve.engine.simworld import ToyCompiler
 
 # Room
 
@@ -131,20 +132,26 @@ class Ladder:
         assert token == self._accepted
         self._accepted += 1
 
-    @staticmethod
-    def compile(spec):
-        return Ladder()
+
+class Ladders(ToyCompiler):
+    """Every spec is a ladder."""
+
+    size = 1
+    matcher = Ladder
+
+    def _answer(self, job, kind, spec):
+        return Answer(job, self)
 
 
 def test_a_grammar_has_accepted_each_token_before_the_mask_of_the_next():
-    d = ahead(grammars=Ladder)
+    d = ahead(compiler=Ladders(VOCAB))
     turns = [d.submit(n, PROMPT[n:], max_tokens=30, grammar="ladder") for n in (1, 2)]
     d.drain()
     assert [d.output[turn] for turn in turns] == [list(range(30))] * 2
 
 
 def test_a_grammar_that_breaks_ends_its_own_turn_only():
-    d = ahead(grammars=Grammars(VOCAB))
+    d = ahead(compiler=ToyCompiler(VOCAB))
     broken = d.submit(1, PROMPT, max_tokens=30, grammar="breaks:3")
     other = d.submit(2, PROMPT, max_tokens=30)
     d.drain()
@@ -162,7 +169,7 @@ def crowd(depth: int, **options) -> Driver:
     d = ahead(
         depth=depth,
         max_slots=6,
-        grammars=Grammars(VOCAB),
+        compiler=ToyCompiler(VOCAB),
         settings=EngineSettings(token_budget=24, check_invariants=True),
         **options,
     )

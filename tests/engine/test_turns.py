@@ -7,7 +7,7 @@ from engine_driver import VOCAB, Driver, RecordingRunner, alone
 from agentserve.config import EngineSettings
 from agentserve.engine.messages import Cancel, Close, Fork, Progress, Stats, Submit
 from agentserve.engine.plan import SamplingParams, pack, unpack
-from agentserve.engine.simworld import Grammars
+from agentserve.engine.simworld import ToyCompiler
 
 PROMPT = list(range(20))
 
@@ -168,7 +168,7 @@ def test_a_fork_of_a_running_sequence_takes_what_it_has():
     ],
 )
 def test_a_refused_submit_says_why_and_changes_nothing(change, code):
-    d = Driver(num_blocks=8, block_size=8, max_context=96, grammars=Grammars(VOCAB))
+    d = Driver(num_blocks=8, block_size=8, max_context=96, compiler=ToyCompiler(VOCAB))
     first = d.run(1, PROMPT)
     log = PROMPT + d.output[first]
     good = Submit(900, 1, 1, 20, pack([1]), "a", 4, [])
@@ -219,14 +219,14 @@ def test_an_open_turn_number_is_not_taken_twice():
 
 
 def test_a_grammar_masks_what_is_sampled():
-    d = Driver(grammars=Grammars(VOCAB))
+    d = Driver(compiler=ToyCompiler(VOCAB))
     turn = d.run(1, PROMPT, max_tokens=30, grammar="even")
     assert len(d.output[turn]) == 30
     assert all(token % 2 == 0 for token in d.output[turn])
 
 
 def test_a_grammar_that_breaks_ends_its_own_turn_only():
-    d = Driver(grammars=Grammars(VOCAB))
+    d = Driver(compiler=ToyCompiler(VOCAB))
     broken = d.submit(1, PROMPT, max_tokens=30, grammar="breaks:3")
     other = d.submit(2, PROMPT, max_tokens=30)
     d.drain()
@@ -236,7 +236,7 @@ def test_a_grammar_that_breaks_ends_its_own_turn_only():
     assert d.output[other] == alone(PROMPT, 30)
 
 
-def test_a_grammar_without_a_factory_is_refused():
+def test_a_grammar_without_a_compiler_is_refused():
     d = Driver()
     turn = d.run(1, PROMPT, grammar="even")
     assert d.refused[turn].code == "bad_grammar"

@@ -6,6 +6,7 @@ import pytest
 from session_rig import TOOLS, AnyText, calls, result, rig
 
 from agentserve import wire
+from agentserve.engine.grammars import Answer
 from agentserve.engine.messages import Close
 from agentserve.errors import EngineDown, ExceedsKvCapacity, StoreFull
 from agentserve.sessions.store import MemoryStore
@@ -165,10 +166,10 @@ async def test_a_schema_that_the_grammar_compiler_refuses_names_what_to_change(m
         s = await r.create(tools=TOOLS)
         answer = {"type": "json_schema", "schema": {"type": "object"}}
 
-        def refuses(self, spec):
-            raise ValueError("unsupported pattern")
+        def refuses(self, job, spec):
+            self._answers.append(Answer(job, error="unsupported pattern"))
 
-        monkeypatch.setattr(AnyText, "compile", refuses)
+        monkeypatch.setattr(AnyText, "begin", refuses)
         for body, code, param in (
             ({"tool_choice": "required"}, "bad_tool_schema", "tools"),
             ({"response_format": answer}, "invalid_request", "response_format.schema"),

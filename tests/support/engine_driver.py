@@ -7,6 +7,7 @@ from agentserve.clock import VirtualClock
 from agentserve.config import EngineSettings
 from agentserve.engine.loop import Engine
 from agentserve.engine.messages import (
+    Cancel,
     Finished,
     Hint,
     Inspect,
@@ -66,7 +67,7 @@ class Driver:
     """Submits with fewer words, and sorts events by turn."""
 
     def __init__(
-        self, *, settings=None, grammars=None, digest=None, runner=RecordingRunner, **options
+        self, *, settings=None, compiler=None, digest=None, runner=RecordingRunner, **options
     ):
         self.runner = runner(vocab_size=VOCAB, **options)
         self.clock = VirtualClock()
@@ -77,7 +78,7 @@ class Driver:
             if digest
             else None
         )
-        self.engine = Engine(self.runner, self.clock, self.settings, grammars, kv)
+        self.engine = Engine(self.runner, self.clock, self.settings, compiler, kv)
         self.turn = 0
         self.events = []
         self.output: dict[int, list[int]] = defaultdict(list)
@@ -139,6 +140,9 @@ class Driver:
                 return
             self.advance(seconds)
         raise AssertionError(f"not there after {limit} steps")
+
+    def cancel(self, turn):
+        self.engine.apply(Cancel(turn))
 
     def run(self, sequence, tokens, **options):
         """Submit, run to the end, and return the turn's number."""

@@ -5,16 +5,17 @@ from typing import Any
 
 from agentserve.engine.oracle import build_oracle
 from agentserve.engine.plan import StepPlan
-from agentserve.model.grammar import XGrammarFactory
+from agentserve.model.grammar import grammar_compiler
 
 
 def oracle(options: dict[str, Any]) -> Any:
     """Return the hash oracle with real grammars; each step takes at least `step_s` seconds."""
     own = dict(options)
     directory, step_s = own.pop("directory"), own.pop("step_s", 0.0)
+    cpu_s = own.pop("grammar_cpu_s", 2.0)
     runner, _ = build_oracle(own)
-    grammars = XGrammarFactory(directory, own["vocab_size"])
-    return (_Slow(runner, step_s) if step_s else runner), grammars
+    compiler = grammar_compiler(directory, own["vocab_size"], cpu_s=cpu_s)
+    return (_Slow(runner, step_s) if step_s else runner), compiler
 
 
 class _Slow:

@@ -11,6 +11,7 @@ from typing import Any
 from agentserve import wire
 from agentserve.clock import VirtualClock
 from agentserve.config import EngineSettings, ServerSettings
+from agentserve.engine.grammars import Answer
 from agentserve.engine.loop import Engine
 from agentserve.engine.messages import Command, Down, Event, Ready, Submit
 from agentserve.engine.oracle import OracleRunner
@@ -50,9 +51,28 @@ def checked_text(tokenizer: Tokenizer) -> ModelText:
 
 
 class AnyText:
-    """A grammar factory, and its matcher, that constrain nothing."""
+    """A grammar compiler, its only grammar and its matcher, which constrain nothing."""
 
-    def compile(self, spec: str) -> "AnyText":
+    ready = True
+    size = 1
+
+    def __init__(self) -> None:
+        self._answers: list[Answer] = []
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        return None
+
+    def begin(self, job: int, spec: str) -> None:
+        self._answers.append(Answer(job, self))
+
+    def poll(self) -> list[Answer]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def end(self) -> None:
+        return None
+
+    def matcher(self) -> "AnyText":
         return self
 
     def mask(self) -> None:
