@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import xgrammar
 
+from agentserve.spoken import SPOKEN
+
 _CACHE_BYTES = 256 * 1024 * 1024
 _MAX_SPEC = 1024 * 1024  # characters
-# Tags that a model says, also where its vocabulary flags them as special.
-_SPOKEN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 
 
 class XGrammarFactory:
@@ -95,7 +95,7 @@ def _tokenizer_info(directory: Path, vocab_size: int) -> xgrammar.TokenizerInfo:
             encoded[token] = piece
     for added in pipeline.get("added_tokens") or []:
         if added["id"] < vocab_size:
-            hidden = added.get("special") and added["content"] not in _SPOKEN
+            hidden = added.get("special") and added["content"] not in SPOKEN
             encoded[added["id"]] = "" if hidden else added["content"]
     byte_level = "ByteLevel" in json.dumps(pipeline.get("decoder"))
     kind = xgrammar.VocabType.BYTE_LEVEL if byte_level else xgrammar.VocabType.BYTE_FALLBACK

@@ -2,8 +2,11 @@
 
 import re
 
-_STRING_STOP = re.compile(r'["\\\x00-\x1f]')
-_OUTSIDE_STOP = re.compile(r'["{}\[\]]|[^\s\w.,:+\-]')
+# A run of opening brackets, a closing one, a string as far as it is there, or what JSON has not.
+_TOKEN = re.compile(
+    r'[{\[]++|[}\]]|(?P<string>"(?:[^"\\\x00-\x1f]++|\\.)*+)|(?P<bad>[^\s\w.,:+\-])', re.DOTALL
+)
+_STRING = re.compile(r'(?:[^"\\\x00-\x1f]++|\\.)*+', re.DOTALL)
 
 
 class Brackets:
@@ -23,31 +26,39 @@ class Brackets:
         "closed": the nesting came down to `floor`, the bracket is before the place. "broken": the
         character at the place cannot be JSON. "open": the text is used up.
         """
-        while at < len(text):
-            if self._escaped:
-                self._escaped = False
-                at += 1
-                continue
-            match = (_STRING_STOP if self._in_string else _OUTSIDE_STOP).search(text, at)
+        while True:
+            if self._in_string:
+                at, state = self._string(text, at)
+                if state != "closed":
+                    return at, state
+            match = _TOKEN.search(text, at)
             if match is None:
                 return len(text), "open"
             at = match.end()
-            if not self._take(match.group()):
+            if match["bad"]:
                 return match.start(), "broken"
-            if self._depth == floor and match.group() in "}]":
-                return at, "closed"
-        return at, "open"
+            if match["string"]:
+                self._in_string = True
+                continue
+            if match[0] in "}]":
+                self._depth -= 1
+                if self._depth <= floor:
+                    return at, "closed"
+            else:
+                self._depth += len(match[0])
 
-    def _take(self, character: str) -> bool:
-        if character == '"':
-            self._in_string = not self._in_string
-        elif self._in_string:
-            self._escaped = character == "\\"
-            return self._escaped
-        elif character in "{[":
-            self._depth += 1
-        elif character in "}]":
-            self._depth -= 1
-        else:
-            return False
-        return True
+    def _string(self, text: str, at: int) -> tuple[int, str]:
+        """Go on inside a string: to behind its end, "broken" at a character that it cannot have."""
+        if self._escaped and at < len(text):
+            self._escaped = False
+            at += 1
+        at = _STRING.match(text, at).end()  # type: ignore[union-attr] - it matches anything
+        if at == len(text):
+            return at, "open"
+        if text[at] == "\\":  # the last character
+            self._escaped = True
+            return at + 1, "open"
+        if text[at] != '"':
+            return at, "broken"
+        self._in_string = False
+        return at + 1, "closed"

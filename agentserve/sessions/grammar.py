@@ -30,21 +30,24 @@ def structural_tag(
     if not tools or choice == "none":
         return None
     allowance = Allowance()
-    tags = [_tag(tool, format, allowance) for tool in tools]
     one = format.one_call or not parallel
+    schemas = [
+        (tool.name, {"type": "object", **allowance.compilable(tool.parameters)}) for tool in tools
+    ]
+    found = format.constrain(schemas, one=one)
     if choice == "auto":
         return _dump(
             {
                 "type": "triggered_tags",
-                "triggers": [format.begin or '{"name": '],
-                "tags": tags,
+                "triggers": found.triggers,
+                "tags": found.tags,
                 "stop_after_first": one,
             }
         )
     calls: dict[str, Any] = {
         "type": "tags_with_separator",
-        "tags": tags,
-        "separator": "\n",
+        "tags": found.tags,
+        "separator": found.separator,
         "at_least_one": True,
         "stop_after_first": one,
     }
@@ -61,20 +64,11 @@ def response_tag(schema: dict[str, Any], format: ToolFormat | None = None) -> st
 _COMPACT = {"max_whitespace_cnt": 2}
 
 
-def _tag(tool: wire.Tool, format: ToolFormat, allowance: Allowance) -> dict[str, Any]:
-    name = json.dumps(tool.name)
-    begin, end = f'{{"name": {name}, "arguments": ', "}"
-    if format.begin:
-        begin, end = f"{format.begin}\n{begin}", f"{end}\n{format.end}"
-    schema = {"type": "object", **allowance.compilable(tool.parameters)}
-    content = {"type": "json_schema", "json_schema": schema, **_COMPACT}
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
 def _after_reasoning(then: dict[str, Any], format: ToolFormat) -> dict[str, Any]:
-    if format.reasoning is None:
+    tags = format.thought or format.reasoning
+    if tags is None:
         return then
-    opening, closing = format.reasoning
+    opening, closing = tags
     thought = {
         "type": "tag",
         "begin": opening,

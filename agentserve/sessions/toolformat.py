@@ -25,7 +25,8 @@ class ToolFormat(msgspec.Struct, frozen=True):
     """How one family of models writes calls.
 
     `signs` are strings of a chat template: one set of them, all present, tells the family.
-    `reasoning` are the tags around it. `native` templates list the tools themselves. `one_call`
+    `reasoning` are the tags around it; `thought` is what is written around it where no tags are.
+    `native` templates list the tools themselves. `one_call`
     families take one call a message.
     """
 
@@ -33,6 +34,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
     form: Form
     signs: tuple[tuple[str, ...], ...] = ()
     reasoning: tuple[str, str] | None = None
+    thought: tuple[str, str] | None = None
     native: bool = True
     one_call: bool = False
 
@@ -95,7 +97,13 @@ QWEN_CODER = ToolFormat(
     (("<tool_call>", "<function="),),
     _THINK,
 )
-HARMONY = ToolFormat("harmony", Harmony(), (("<|channel|>", "<|message|>"),), one_call=True)
+HARMONY = ToolFormat(
+    "harmony",
+    Harmony(),
+    (("<|channel|>", "<|message|>"),),
+    thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    one_call=True,
+)
 GLM = ToolFormat(
     "glm",
     Elements(

@@ -186,12 +186,11 @@ class Elements(Form, frozen=True):
 
     def _written(self, name: str, arguments: dict[str, object]) -> str:
         line = "\n" if self.lined else ""
+        between = f"{self.key[1]}\n{self.value[0]}" if self.value[0] else self.key[1]
         texts = [self._opening(name)]
         for key, value in arguments.items():
             text = value if isinstance(value, str) else dump(value)
-            texts.append(
-                f"{self.key[0]}{key}{self.key[1]}{self.value[0]}{line}{text}{line}{self.value[1]}\n"
-            )
+            texts.append(f"{self.key[0]}{key}{between}{line}{text}{line}{self.value[1]}\n")
         return "".join(texts) + self._ending()
 
     def _opening(self, name: str) -> str:

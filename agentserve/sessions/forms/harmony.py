@@ -50,7 +50,10 @@ class Harmony(Form, frozen=True):
         """Read one message."""
         window = reading.window
         reading.open_start = window.position
-        end, stop = yield from window.seek(0, _HEADER_STOPS, OPENING)
+        known = max(0, reading.plain_until - window.position)
+        end, stop = yield from window.seek(known, _HEADER_STOPS, OPENING - known)
+        if stop is None and not window.ended:
+            reading.plain_until = window.position + end
         header = window.text[window.at : window.at + end]
         to = _TO.search(header)
         channel = _IN_CHANNEL.search(header)

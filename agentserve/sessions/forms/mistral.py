@@ -57,8 +57,9 @@ class Mistral(Form, frozen=True):
             yield from reading.arguments(name, _CLOSING)
             reading.end_call()
         elif window.ended:
-            reading.begin(None, 0)
+            reading.begin(None, len(marker))
             yield from reading.fail_at(name, window.error, _CLOSING)
+            reading.end_call()
         else:
             reading.decline(marker)
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from agentserve.sessions.forms.form import (
     Call,
@@ -80,15 +81,19 @@ class Named(Form, frozen=True):
 
     def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:
         """Return the calls, enclosed, as one tag."""
-        fence = f"\n{_FENCE}" if self.fenced else ""
-        tags = [
-            tag(self.begin + self.written.format(name, 0), schema_content(schema), fence + self.end)
-            for name, schema in tools
-        ]
+        tags = [self._tag(name, schema_content(schema)) for name, schema in tools]
         if not self.around[0]:
             return Constraint([self.begin], tags, self.between)
         calls = list_content(tags, self.between, one=one)
         return Constraint([self.around[0]], [tag(self.around[0], calls, self.around[1])], "")
+
+    def _tag(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        begin, number, rest = self.written.partition("{1}")
+        if number:
+            parts = ({"type": "regex", "pattern": "[0-9]+"}, {"type": "const_string", "value": rest})
+            arguments = {"type": "sequence", "elements": [*parts, arguments]}
+        end = f"\n{_FENCE}{self.end}" if self.fenced else self.end
+        return tag(self.begin + begin.format(name), arguments, end)
 
 
 @cache

@@ -1,5 +1,6 @@
 """Calls that are JSON objects with a name and arguments, between tags or bare."""
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,6 +12,16 @@ from agentserve.sessions.forms.window import SPACE, Markers, Wait, Window, marke
 
 _KEYS = ('"arguments"', '"parameters"')
 _NAME_STOPS = Markers(('"', "\\", *map(chr, range(0x20))))
+
+# Braces after which it is clear at once that no call opens, however many.
+_NOT_AFTER_TAG = re.compile(r"[^ \t\r\n{]")
+_WHOLE_OPENING = re.compile(
+    r'\{[ \t\r\n]*+"name"[ \t\r\n]*+:[ \t\r\n]*+"(?P<name>[^"\\\x00-\x1f]*+)"[ \t\r\n]*+,'
+    r'[ \t\r\n]*+"(?:arguments|parameters)"[ \t\r\n]*+:[ \t\r\n]*+\{'
+)
+_NO_OPENING = re.compile(
+    r'(?:\{[ \t\r\n]*+(?:(?=[^ \t\r\n"])|"(?=[^n])|"name"[ \t\r\n]*+:[ \t\r\n]*+(?=[^ \t\r\n"])))++'
+)
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -50,8 +61,14 @@ class Objects(Form, frozen=True):
 
     def read(self, reading: Reading, marker: str) -> Wait[None]:
         """Read one object."""
-        reading.open_call()
         tagged = marker != "{"
+        if not tagged and (idle := _NO_OPENING.match(reading.window.text, reading.window.at)):
+            reading.decline(idle[0])
+            return
+        if tagged and _NOT_AFTER_TAG.match(reading.window.text, reading.window.at + len(marker)):
+            reading.decline(marker)
+            return
+        reading.open_call()
         at = yield from reading.window.skip_space(len(marker) if tagged else 0, OPENING)
         opening = yield from read_opening(reading.window, at)
         first = yield from reading.window.peek(at)
@@ -101,6 +118,9 @@ def write_object(name: str, arguments: object, key: str = "arguments", more: str
 def read_opening(window: Window, at: int) -> Wait[Opening]:
     """Read a call's opening at offset `at`, taking nothing."""
     limit = at + OPENING
+    whole = _WHOLE_OPENING.match(window.text, window.at + at, window.at + limit)
+    if whole is not None:
+        return Opening("complete", whole["name"], whole.end() - 1 - window.at)
     name: str | None = None
     for options in (("{",), ('"name"',), (":",), (), (",",), _KEYS, (":",), ("{",)):
         at = yield from window.skip_space(at, limit - at)

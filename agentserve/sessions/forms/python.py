@@ -16,7 +16,7 @@ _WORD = re.compile(r"[\w.+\-]{1,512}", re.ASCII)
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _SIMPLE = dict(zip("abfnrtv0\\'\"", "\a\b\f\n\r\t\v\0\\'\"", strict=True)) | {"\n": ""}
 _HEXADECIMAL = {"x": 2, "u": 4, "U": 8}
-_NAME_STOPS = Markers(("(", "\n", ")", "]", "{", '"', "'", ","))
+_NAME_STOPS = Markers(("(", "<", "\n", ")", "]", "{", '"', "'", ","))
 _KEY_STOPS = Markers(("=", "\n", "(", ")", "]", ",", '"', "'"))
 _WORD_STOPS = Markers((*" \t\r\n,:()[]{}\"'=",))
 _DEPTH = 64

@@ -47,7 +47,8 @@ class Reading:
     """One scan.
 
     `fresh`: nothing but white space since the start, the reasoning or a call. `blank_line`: nothing
-    but white space on this line. `open_start` is where the open call or reasoning began.
+    but white space on this line. `open_start` is where the open call or reasoning began. Up to
+    `plain_until` a reader has looked for what it needs in vain.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Reading:
         self.in_call = False
         self.stopped = False
         self.open_start = 0
+        self.plain_until = 0
         self.fresh = True
         self.blank_line = True
         self._raw: list[str] = []

@@ -26,9 +26,11 @@ class Markers:
         self._firsts = {text[0] for text in self.texts if len(text) > 1}
         self._longest = max(map(len, self.texts), default=0)
 
-    def search(self, text: str, at: int) -> re.Match[str] | None:
-        """Return the first of the strings from `at` on."""
-        return self._pattern.search(text, at)
+    def search(self, text: str, at: int, limit: int | None = None) -> re.Match[str] | None:
+        """Return the first of the strings that begins from `at` on, at most `limit` on."""
+        if limit is None:
+            return self._pattern.search(text, at)
+        return self._pattern.search(text, at, at + limit + self._longest)
 
     def begun(self, text: str, at: int) -> int:
         """Return where, from `at` on, one of the strings may have begun that is cut off."""
@@ -98,9 +100,10 @@ class Window:
         """
         begin = offset
         while True:
-            match = markers.search(self.text, self.at + offset)
+            match = markers.search(self.text, self.at + offset, begin + limit - offset)
             size = len(self.text) - self.at
-            self.visited += (match.start() - self.at if match else size) - offset + 1
+            seen = match.start() - self.at if match else min(size, begin + limit)
+            self.visited += seen - offset + 1
             if match and match.start() - self.at - begin <= limit:
                 return match.start() - self.at, match.group()
             if match or self.ended or size - begin > limit:
@@ -117,7 +120,9 @@ class Window:
             for option in options:
                 if rest.startswith(option):
                     return option
-            if self.ended or not any(option.startswith(rest) for option in options):
+                if option.startswith(rest) and not self.ended:
+                    break  # it may still come
+            else:
                 return None
             yield
 
