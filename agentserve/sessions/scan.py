@@ -41,6 +41,7 @@ class Scanner:
         self._in_text = Markers((*markers, *bare))
         self._in_fresh = Markers((*markers, *fresh))
         self._in_thought = Markers((self._unthink, *markers))
+        self.stalled = False  # whether a form's reader took nothing, which none should
         self._run = self._message()
         self._resume()
 
@@ -92,7 +93,11 @@ class Scanner:
             elif marker in self._fresh_only and not reading.fresh:
                 reading.say(window.take(len(marker)))
             else:
+                before = window.position
                 yield from self._form.read(reading, marker)
+                if window.position == before:  # a reader's fault must not hang the server
+                    self.stalled = True
+                    reading.decline(marker)
 
     def _markers(self) -> Markers:
         if self._reading.in_reasoning:

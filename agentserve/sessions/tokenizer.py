@@ -125,6 +125,10 @@ class Tokenizer:
         stream = Detokenizer(self)
         return stream.push(ids) + stream.flush()
 
+    def control_text(self, token: int) -> str:
+        """Return the text of a structure token, "" for any other id."""
+        return next((c.text for c in self._controls.values() if c.id == token), "")
+
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that `token` adds to the text."""
         return self._bytes[token] if 0 <= token < len(self._bytes) else b""

@@ -27,7 +27,9 @@ class ToolFormat(msgspec.Struct, frozen=True):
     `signs` are strings of a chat template: one set of them, all present, tells the family.
     `reasoning` are the tags around it; `thought` is what is written around it where no tags are.
     `native` templates list the tools themselves. `one_call`
-    families take one call a message.
+    families take one call a message. `headed`: the model writes part of the header that the template
+    prints. `reasoning_key` is what the template calls reasoning; with `text_or_reasoning` it takes
+    one of both beside a call. `numbered`: ids of calls have their names in them.
     """
 
     name: str
@@ -37,6 +39,17 @@ class ToolFormat(msgspec.Struct, frozen=True):
     thought: tuple[str, str] | None = None
     native: bool = True
     one_call: bool = False
+    headed: bool = False
+    reasoning_key: str = "reasoning_content"
+    text_or_reasoning: bool = False
+    numbered: bool = False
+
+    def prompt_id(self, call_id: str, name: str) -> str:
+        """Return the id that the template prints for a call with our nine-character id."""
+        if not self.numbered:
+            return call_id
+        digits = "".join(filter(str.isdigit, call_id))
+        return f"functions.{name}:{int(digits or 0)}"
 
     def system(self, tools: Sequence[wire.Tool], text: str | None) -> str | None:
         """Return the system text that also tells of `tools`; None when the template does that."""
@@ -103,6 +116,9 @@ HARMONY = ToolFormat(
     (("<|channel|>", "<|message|>"),),
     thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
     one_call=True,
+    headed=True,
+    reasoning_key="thinking",
+    text_or_reasoning=True,
 )
 GLM = ToolFormat(
     "glm",
@@ -156,6 +172,7 @@ KIMI = ToolFormat(
     ),
     (("<|tool_call_begin|>",),),
     _THINK,
+    numbered=True,
 )
 MINIMAX = ToolFormat(
     "minimax",

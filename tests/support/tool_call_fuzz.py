@@ -90,5 +90,6 @@ def check(seed, number):
     assert parts.items == whole.items, (format.name, text, options)
     for scanned in (whole, parts):
         check_events(scanned)
+        assert not scanned.scanner.stalled, (format.name, text, options)
     assert whole.scanner.visited <= VISITS * len(text) + 2000, (format.name, text)
     return format.name, [row[0] for row in whole.plain]

@@ -96,6 +96,7 @@ class Harmony(Form, frozen=True):
         reading.open_call()
         if cut or not name:
             reading.begin(None, 0)
+            reading.keep(window.take(header))
             yield from reading.fail_at(name or None, window.error or INVALID, _CLOSING)
         else:
             at = yield from window.skip_space(header, OPENING)
