@@ -64,8 +64,13 @@ def probe(template: ChatTemplate, *, native: bool, reasoning_key: str) -> Surviv
     system = _message("system")
     tools = [_TOOL] if native else None
     result = _result(0)
-    plain = _finds(template, [_USER, _TEXT, result], tools)
     shape = _shape(template, tools) if native else None
+    # A loop's next answer must be taken too: some want roles to alternate, but for calls.
+    plain = _finds(template, [_USER, _TEXT, result], tools) and (
+        shape is None
+        or _finds(template, [_USER, _TEXT, result, _TEXT, _USER], tools)
+        or not _finds(template, [_USER, _called(*shape), result, _TEXT, _USER], tools)
+    )
     before = _TEXT if plain or shape is None else _called(*shape)
     results = plain or (shape is not None and _finds(template, [_USER, before, result], tools))
     thought = {**(_TEXT if plain or not results else before), reasoning_key: _SENTINEL}

@@ -89,7 +89,7 @@ HERMES = ToolFormat(
     (("<tool_call>",),),
     _THINK,
 )
-LLAMA = ToolFormat("llama", Llama(), (("<|start_header_id|>", '"parameters"'),), one_call=True)
+LLAMA = ToolFormat("llama", Llama(), (("<|start_header_id|>", "parameters"),), one_call=True)
 MISTRAL_LIST = ToolFormat(
     "mistral-list", Mistral(listed=True), (("[TOOL_CALLS]",),), ("[THINK]", "[/THINK]")
 )
@@ -213,6 +213,18 @@ def detect(chat_template: str) -> ToolFormat:
         if any(all(sign in chat_template for sign in signs) for signs in format.signs):
             return format
     return JSON
+
+
+def choose(name: str, chat_template: str) -> ToolFormat:
+    """Return the format called `name`, for "auto" the one that the chat template is written for.
+
+    Raises ValueError for an unknown name.
+    """
+    if name == "auto":
+        return detect(chat_template)
+    if name not in FORMATS:
+        raise ValueError(f"no tool format {name!r}; there are: auto, {', '.join(sorted(FORMATS))}")
+    return FORMATS[name]
 
 
 def _tool_prompt(tools: Sequence[wire.Tool]) -> str:
