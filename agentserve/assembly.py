@@ -20,7 +20,6 @@ from agentserve.engine.supervise import SupervisedLink
 from agentserve.engine.thread import ThreadLink
 from agentserve.model.prepare import prepare
 from agentserve.server.app import create_app
-from agentserve.sessions.compose import Composer
 from agentserve.sessions.service import SessionService
 from agentserve.sessions.store import MemoryStore
 from agentserve.sessions.text import ModelText, model_text

@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 
 from agentserve import wire
+from agentserve.assembly import load_text
 from agentserve.engine.plan import pack
 from agentserve.errors import AgentserveError
+from agentserve.model.prepare import Progress, prepare
 from agentserve.sessions.conversation import Call, Conversation, Message
 from agentserve.sessions.output import OutputStream
 from agentserve.sessions.text import ModelText, model_text
@@ -60,9 +62,15 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     round_trip: bool | None = None
 
 
-def examine_families(own: ModelText | None) -> list[Family]:
-    """Return what the model's template does, then the installed ones, then untested families."""
-    found = [] if own is None else [examine(own, f"model {own.name}")]
+def examine_model(model: str, progress: Progress | None = None) -> Family:
+    """Return what the template of `model` (anything that `serve` takes) does."""
+    directory = prepare(model, progress)
+    return examine(load_text(directory, model), f"model {model}")
+
+
+def examine_families(own: Family | None) -> list[Family]:
+    """Return `own`, then what the installed templates do, then the families that none is of."""
+    found = [] if own is None else [own]
     for name, source in installed_templates():
         text_format = choose("auto", source)
         if text_format.native:
@@ -129,22 +137,27 @@ def examine(text: ModelText, name: str) -> Family:
 
 def byte_tokenizer(template: str) -> Tokenizer:
     """Return a tokenizer with a token for each byte and for what looks like a control string."""
+    pipeline = byte_pipeline(template)
+    stops = (*_ENDS, *_MORE_ENDS)
+    ends = [token["id"] for token in pipeline["added_tokens"] if token["content"] in stops]
+    config = {"chat_template": template, "bos_token": "<s>", "eos_token": "</s>"}
+    return Tokenizer(pipeline, config, ends)
+
+
+def byte_pipeline(template: str) -> dict[str, Any]:
+    """Return the tokenizer.json of that: ids below 256 are bytes."""
     alphabet = _byte_alphabet()
-    controls = sorted({*_CONTROL.findall(template), *SPOKEN, *_ENDS, *_MORE_ENDS})
-    vocabulary = {alphabet[byte]: byte for byte in range(256)}
+    controls = sorted({*_CONTROL.findall(template), *SPOKEN, *_ENDS, *_MORE_ENDS, "<s>"})
     added = [
         {"id": 256 + i, "content": text, "special": True, "normalized": False}
         for i, text in enumerate(controls)
     ]
-    pipeline: dict[str, Any] = {
+    return {
         "added_tokens": added,
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+        "model": {"type": "BPE", "vocab": {alphabet[i]: i for i in range(256)}, "merges": []},
         "pre_tokenizer": {"type": "ByteLevel", **_RAW},
         "decoder": {"type": "ByteLevel", **_RAW},
     }
-    ends = [256 + i for i, text in enumerate(controls) if text in (*_ENDS, *_MORE_ENDS)]
-    config = {"chat_template": template, "bos_token": "<s>", "eos_token": "</s>"}
-    return Tokenizer(pipeline, config, ends)
 
 
 def _byte_alphabet() -> list[str]:
@@ -198,7 +211,9 @@ def generated(
     return Message(
         role="assistant",
         text=said,
-        calls=tuple(Call(f"c{len(before):05d}{i:03d}", c.name, c.arguments) for i, c in enumerate(made)),
+        calls=tuple(
+            Call(f"c{len(before):05d}{i:03d}", c.name, c.arguments) for i, c in enumerate(made)
+        ),
         ids=pack(kept),
         body_start=min(stream.body_start, len(kept)),
     )

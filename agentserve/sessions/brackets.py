@@ -52,7 +52,8 @@ class Brackets:
         if self._escaped and at < len(text):
             self._escaped = False
             at += 1
-        at = _STRING.match(text, at).end()  # type: ignore[union-attr] - it matches anything
+        match = _STRING.match(text, at)
+        at = match.end() if match else at
         if at == len(text):
             return at, "open"
         if text[at] == "\\":  # the last character

@@ -20,12 +20,20 @@ class ModelText:
     format: ToolFormat
 
 
-def model_text(name: str, tokenizer: Tokenizer, format: ToolFormat) -> ModelText:
+def model_text(
+    name: str,
+    tokenizer: Tokenizer,
+    format: ToolFormat,
+    *,
+    check_rate: float = 0.01,
+    source: random.Random | None = None,
+) -> ModelText:
     """Put the parts together; the template decides how many calls a message has.
 
     Raises ValueError when the template is not usable.
     """
-    composer = Composer(tokenizer, format, random=random.Random())
+    source = source or random.Random()
+    composer = Composer(tokenizer, format, check_rate=check_rate, random=source)
     survival = composer.survival
     if survival.calls:
         format = msgspec.structs.replace(format, one_call=survival.one_call)

@@ -27,8 +27,8 @@ class ToolFormat(msgspec.Struct, frozen=True):
     `signs` are strings of a chat template: one set of them, all present, tells the family.
     `reasoning` are the tags around it; `thought` is what is written around it where no tags are.
     `native` templates list the tools themselves. `one_call`
-    families take one call a message. `headed`: the model writes part of the header that the template
-    prints. `reasoning_key` is what the template calls reasoning; with `text_or_reasoning` it takes
+    families take one call a message. `headed`: the model writes part of the header that the
+    template prints. `reasoning_key` is what the template calls reasoning; with `text_or_reasoning` it takes
     one of both beside a call. `numbered`: ids of calls have their names in them.
     """
 
@@ -93,9 +93,7 @@ LLAMA = ToolFormat("llama", Llama(), (("<|start_header_id|>", "parameters"),), o
 MISTRAL_LIST = ToolFormat(
     "mistral-list", Mistral(listed=True), (("[TOOL_CALLS]",),), ("[THINK]", "[/THINK]")
 )
-MISTRAL = ToolFormat(
-    "mistral", Mistral(), (("[TOOL_CALLS]", "[ARGS]"),), ("[THINK]", "[/THINK]")
-)
+MISTRAL = ToolFormat("mistral", Mistral(), (("[TOOL_CALLS]", "[ARGS]"),), ("[THINK]", "[/THINK]"))
 QWEN_CODER = ToolFormat(
     "qwen-coder",
     Elements(
@@ -166,7 +164,8 @@ KIMI = ToolFormat(
     Named(
         begin="<|tool_call_begin|>",
         end="<|tool_call_end|>",
-        header=r"\s*(?:functions\.)?(?P<name>[^\s:<]+)\s*(?::\s*\d+)?\s*<\|tool_call_argument_begin\|>\s*",
+        header=r"\s*(?:functions\.)?(?P<name>[^\s:<]+)\s*(?::\s*\d+)?\s*"
+        r"<\|tool_call_argument_begin\|>\s*",
         written="functions.{0}:{1}<|tool_call_argument_begin|>",
         around=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ),

@@ -26,7 +26,9 @@ def outputs(format, size):
     """Yield (label, text of about `size` characters) for one family."""
     for label, unit in UNITS.items():
         yield label, unit * (size // len(unit))
-    for marker in sorted(SPOKEN & {*format.form.markers, *format.form.noise, *(format.reasoning or ())}):
+    for marker in sorted(
+        SPOKEN & {*format.form.markers, *format.form.noise, *(format.reasoning or ())}
+    ):
         yield marker, marker * (size // len(marker))
         yield f"{marker} cut", marker[:-1] * (size // len(marker))
         yield f"{marker} then text", marker + "x <" * (size // 3)

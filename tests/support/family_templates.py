@@ -1,5 +1,14 @@
 """Chat templates with the habits of each family, written for these tests."""
 
+import functools
+import random
+
+import text_models
+
+from agentserve.families import byte_tokenizer
+from agentserve.sessions.text import model_text
+from agentserve.sessions.toolformat import detect
+
 # One turn is <s>[INST] ...[/INST] ...</s>; tools stand before the last user message, calls are one
 # list with nine-character ids, roles must alternate, and a result must follow a call.
 MISTRAL_LIST = """
@@ -23,7 +32,7 @@ MISTRAL_LIST = """
     {%- elif m.role == 'assistant' and m.tool_calls %}
         {{- '[TOOL_CALLS] [' }}
         {%- for call in m.tool_calls %}
-            {%- if call.id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif %}
+            {%- if call.id | length != 9 %}{{ raise_exception('ids of nine') }}{% endif %}
             {{- '{"name": "' + call.function.name + '", "arguments": ' }}
             {{- (call.function.arguments | tojson) + ', "id": "' + call.id + '"}' }}
             {{- ', ' if not loop.last }}
@@ -158,8 +167,8 @@ GLM = """
 {%- if tools %}
     {{- '<|system|>\\n<tools>' }}
     {%- for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}
-    {{- '\\n</tools>\\n<tool_call>name\\n<arg_key>key</arg_key>\\n<arg_value>value</arg_value>\\n' }}
-    {{- '</tool_call>' }}
+    {{- '\\n</tools>\\n<tool_call>name\\n<arg_key>key</arg_key>\\n' }}
+    {{- '<arg_value>value</arg_value>\\n</tool_call>' }}
 {%- endif %}
 {%- for m in messages %}
     {%- if m.role == 'assistant' %}
@@ -220,7 +229,8 @@ DEEPSEEK_31 = """
     {%- if m.role == 'user' %}{{ '<｜User｜>' + m.content }}
     {%- elif m.role == 'system' %}{{ m.content }}
     {%- elif m.role == 'assistant' %}
-        {{- ('<｜Assistant｜></think>' if loop.previtem.role == 'user' else '') + (m.content or '') }}
+        {%- if loop.previtem.role == 'user' %}{{ '<｜Assistant｜></think>' }}{% endif %}
+        {{- m.content or '' }}
         {%- for call in m.tool_calls or [] %}
             {{- '<｜tool▁calls▁begin｜>' if loop.first }}
             {{- '<｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' }}
@@ -290,3 +300,16 @@ TEMPLATES = {
     "kimi": KIMI,
     "minimax": MINIMAX,
 }
+
+
+@functools.cache
+def text_of(name):
+    """Return the text side of a family: its template here, on a vocabulary of bytes."""
+    source = text_models.QWEN3_TEMPLATE if name == "hermes" else TEMPLATES[name]
+    tokenizer = byte_tokenizer(source.strip())
+    return model_text(
+        name, tokenizer, detect(tokenizer.chat_template), check_rate=1.0, source=random.Random(0)
+    )
+
+
+NAMES = ("hermes", *TEMPLATES)

@@ -3,6 +3,8 @@
 The numbers are those of a survey of 31 bug reports; the letters are further ones of the same kinds.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -29,7 +31,7 @@ class Case(NamedTuple):
     format: ToolFormat
     text: str
     said: list
-    options: dict = {}
+    options: Mapping = MappingProxyType({})
 
 
 def call(name, **arguments):
@@ -138,9 +140,12 @@ CASES = [
             text("So."),
         ],
     ),
-    Case("15", HERMES, hermes('{"name": "ls", "arguments": "{"}'), [
-        broken("ls", "the arguments are not a JSON object")
-    ]),
+    Case(
+        "15",
+        HERMES,
+        hermes('{"name": "ls", "arguments": "{"}'),
+        [broken("ls", "the arguments are not a JSON object")],
+    ),
     Case(
         "16",
         QWEN_CODER,
@@ -217,8 +222,8 @@ CASES = [
     Case(
         "27",
         MINIMAX,
-        '<minimax:tool_call>\n<invoke name="grep">\n<parameter name="limit">1</parameter>\n</invoke>'
-        '\n<invoke name="write">\n<parameter name="path">a</parameter>\n</invoke>'
+        '<minimax:tool_call>\n<invoke name="grep">\n<parameter name="limit">1</parameter>\n'
+        '</invoke>\n<invoke name="write">\n<parameter name="path">a</parameter>\n</invoke>'
         "\n</minimax:tool_call>",
         [call("grep", limit=1), call("write", path="a")],
     ),
@@ -299,11 +304,7 @@ CASES = [
         "d",
         LLAMA,
         "[grep(pattern='a, b)', limit=3, whole=True, paths=[1, {'x': None}], options={}), ls()]",
-        [
-            call(
-                "grep", pattern="a, b)", limit=3, whole=True, paths=[1, {"x": None}], options={}
-            )
-        ],
+        [call("grep", pattern="a, b)", limit=3, whole=True, paths=[1, {"x": None}], options={})],
     ),
     Case(
         "d2",
@@ -312,21 +313,19 @@ CASES = [
         [call("grep", limit=-1), call("ls"), call("grep", pattern='a"b\nc\\')],
     ),
     Case("e", LLAMA, "[1] is a list, grep(x) is not.", [text("[1] is a list, grep(x) is not.")]),
-    Case("f", LLAMA, "<|python_tag|>print(1)", [
-        broken("print", "unfinished")
-    ]),
+    Case("f", LLAMA, "<|python_tag|>print(1)", [broken("print", "unfinished")]),
     Case(
         "g",
         DEEPSEEK,
         "<think>\nhm\n</think>\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>grep"
-        '\n```json\n{"limit": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>ls'
-        "\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        '\n```json\n{"limit": 1}\n```<｜tool▁call▁end｜>\n'
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>ls\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         [thought("hm"), call("grep", limit=1), call("ls")],
     ),
     Case(
         "h",
         MISTRAL,
-        "[THINK]Look[/THINK]Yes.[TOOL_CALLS]grep[CALL_ID]abcdefghi[ARGS]{\"limit\": 1}",
+        '[THINK]Look[/THINK]Yes.[TOOL_CALLS]grep[CALL_ID]abcdefghi[ARGS]{"limit": 1}',
         [thought("Look"), text("Yes."), call("grep", limit=1)],
     ),
     Case(
@@ -343,7 +342,9 @@ CASES = [
         "</arg_value>\n</tool_call>",
         [call("write", text="    a </arg_value> b")],
     ),
-    Case("l", GLM, "Write <tool_call>, and that is it.", [text("Write <tool_call>, and that is it.")]),
+    Case(
+        "l", GLM, "Write <tool_call>, and that is it.", [text("Write <tool_call>, and that is it.")]
+    ),
     Case("m", QWEN_CODER, "<tool_call>\n<func", [broken(None)], CUT),
     Case("n", MISTRAL_LIST, '[TOOL_CALLS][{"name": "grep", "argu', [broken("grep")], CUT),
 ]

@@ -11,6 +11,8 @@ from agentserve.spoken import SPOKEN
 
 # Families that take one call a message stop after it; here they go on.
 FAMILIES = [msgspec.structs.replace(format, one_call=False) for format in FORMATS.values()]
+NAMES = tuple(format.name for format in FAMILIES)
+KINDS = ("text", "reasoning", "tool_call", "malformed_tool_call")
 LITTER = (
     *sorted(SPOKEN),
     *("</function>", "<function=grep>", "<parameter=limit>", "</parameter>", "<|call|>"),
@@ -20,8 +22,8 @@ LITTER = (
     *("\x00", "\ud7ff", "😀", "e\u0301", "\u2028", "\ufdd0", "1e999", "-", "None", "true", "\\u12"),
 )
 WORDS = ("look", "a < b", "if x:\n    y()", 'say "so"', "日本", "{test1,test2", "</b>", "1", "")
-# Characters looked at may be more than there are: an opening is looked at again when it is declined.
-VISITS = 24
+# Characters looked at for each that there is: a declined opening is looked at again.
+VISITS = 8
 
 
 def output(source):

@@ -17,7 +17,7 @@ from agentserve.sessions.forms.form import (
     schema_content,
     tag,
 )
-from agentserve.sessions.forms.reading import INVALID, NO_NAME, OPENING, Reading
+from agentserve.sessions.forms.reading import INVALID, OPENING, Reading
 from agentserve.sessions.forms.values import as_json, is_text, quote
 from agentserve.sessions.forms.window import SPACE, Markers, Wait, markers
 
@@ -200,10 +200,11 @@ class Elements(Form, frozen=True):
     def _ending(self) -> str:
         return f"{self.close}\n{self.outer[1]}" if self.outer[1] else self.close
 
-    def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:  # noqa: ARG002
+    def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:
         """Return one tag a tool."""
+        end = self._ending()
         tags = [
-            tag(self._opening(name), schema_content(schema, self.style), f"\n{self._ending()}")
+            tag(self._opening(name), schema_content(schema, self.style), [f"\n{end}", end])
             for name, schema in tools
         ]
         return Constraint([self.outer[0]], tags, "\n")

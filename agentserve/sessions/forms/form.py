@@ -69,8 +69,8 @@ def dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def tag(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
-    """Return the structural tag of `content` between two strings."""
+def tag(begin: str, content: dict[str, Any], end: str | list[str]) -> dict[str, Any]:
+    """Return the structural tag of `content` between `begin` and `end`, or one of several."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 

@@ -114,7 +114,7 @@ class Harmony(Form, frozen=True):
             f"{_header(name)}{dump(arguments)}" for name, arguments in calls
         )
 
-    def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:  # noqa: ARG002
+    def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:
         """Return one tag a tool; the stop token that ends a call is not part of it."""
         tags = [tag(_header(name), schema_content(schema), "") for name, schema in tools]
         return Constraint([f"{_CHANNEL}commentary to="], tags, f"{_ENDS[2]}{_START}assistant")

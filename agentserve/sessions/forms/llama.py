@@ -1,4 +1,4 @@
-"""Llama's calls: an object with "parameters", a list of Python calls, a built-in's `name.call()`."""
+"""Llama's calls: objects with "parameters", lists of Python calls, a built-in's `name.call()`."""
 
 from collections.abc import Sequence
 

@@ -53,7 +53,9 @@ class Named(Form, frozen=True):
         window = reading.window
         stops = markers("{", self.end, *self.markers, *self.noise)
         at, stop = yield from window.seek(len(marker), stops, OPENING)
-        found = _pattern(self.header).fullmatch(window.text, window.at + len(marker), window.at + at)
+        found = _pattern(self.header).fullmatch(
+            window.text, window.at + len(marker), window.at + at
+        )
         name = found["name"] if found else None
         if reading.in_reasoning and name not in reading.tools:
             reading.decline(marker)
@@ -90,7 +92,10 @@ class Named(Form, frozen=True):
     def _tag(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         begin, number, rest = self.written.partition("{1}")
         if number:
-            parts = ({"type": "regex", "pattern": "[0-9]+"}, {"type": "const_string", "value": rest})
+            parts = (
+                {"type": "regex", "pattern": "[0-9]+"},
+                {"type": "const_string", "value": rest},
+            )
             arguments = {"type": "sequence", "elements": [*parts, arguments]}
         end = f"\n{_FENCE}{self.end}" if self.fenced else self.end
         return tag(self.begin + begin.format(name), arguments, end)

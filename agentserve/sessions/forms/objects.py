@@ -96,7 +96,7 @@ class Objects(Form, frozen=True):
             texts = [f"{self.begin}\n{text}\n{self.end}" for text in texts]
         return "\n".join(texts)
 
-    def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:  # noqa: ARG002
+    def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:
         """Return one tag a tool."""
         before, after = (f"{self.begin}\n", f"\n{self.end}") if self.begin else ("", "")
         tags = [
