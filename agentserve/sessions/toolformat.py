@@ -26,10 +26,10 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
     `signs` are strings of a chat template: one set of them, all present, tells the family.
     `reasoning` are the tags around it; `thought` is what is written around it where no tags are.
-    `native` templates list the tools themselves. `one_call`
-    families take one call a message. `headed`: the model writes part of the header that the
-    template prints. `reasoning_key` is what the template calls reasoning; with `text_or_reasoning` it takes
-    one of both beside a call. `numbered`: ids of calls have their names in them.
+    `native` templates list the tools themselves. `one_call` families take one call a message.
+    `headed`: the model writes part of the header that the template prints. `reasoning_key` is what
+    the template calls reasoning; with `text_or_reasoning` it takes one of both beside a call.
+    `numbered`: ids of calls have their names in them.
     """
 
     name: str
