@@ -1,10 +1,12 @@
 """What the chat templates of the families do to an agent's history, and what they may not do."""
 
+import importlib
 import importlib.util
 import json
 
 import family_templates
 import pytest
+from scanned import Scanned
 from session_rig import convert
 
 from agentserve import families, wire
@@ -12,7 +14,7 @@ from agentserve.errors import InvalidRequest
 from agentserve.model.grammar import XGrammarFactory
 from agentserve.sessions.compose import Call, Conversation, Message
 from agentserve.sessions.grammar import structural_tag
-from agentserve.sessions.toolformat import FORMATS, JSON, choose, detect
+from agentserve.sessions.toolformat import FORMATS, JSON, MISTRAL, MISTRAL_LIST, choose, detect
 
 INSTALLED = {
     name: source for name, source in families.installed_templates() if detect(source).native
@@ -132,3 +134,39 @@ def test_history_whose_arguments_are_no_object_is_refused_as_a_bad_request():
     call = {"type": "tool_call", "name": "ls", "arguments": "{"}
     with pytest.raises(InvalidRequest):
         convert(wire.CreateRequest, history=[{"type": "assistant", "content": [call]}])
+
+
+@pytest.mark.parametrize("version", ["v3", "v7"])
+def test_mistral_s_own_encoder_writes_what_is_read(version):
+    reason = "the development package mistral-common is not installed"
+    mistral = pytest.importorskip("mistral_common.tokens.tokenizers.mistral", reason=reason)
+    asked = {
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {
+                        "id": f"c0000000{i}",
+                        "type": "function",
+                        "function": {"name": "grep", "arguments": json.dumps({"limit": i})},
+                    }
+                    for i in range(2)
+                ],
+            },
+            *({"role": "tool", "tool_call_id": f"c0000000{i}", "content": "r"} for i in range(2)),
+        ]
+    }
+    shape = importlib.import_module("mistral_common.protocol.instruct.request")
+    request = shape.ChatCompletionRequest.model_validate(asked)
+    encoder = getattr(mistral.MistralTokenizer, version)()
+    keep = importlib.import_module("mistral_common.tokens.tokenizers.base").SpecialTokenPolicy.KEEP
+    tokens = encoder.encode_chat_completion(request).tokens
+    text = encoder.decode(tokens, special_token_policy=keep).replace("▁", " ")
+    said = text[text.index("[TOOL_CALLS]") : text.index("</s>")]
+    for format in (MISTRAL, MISTRAL_LIST):
+        assert Scanned(format, list(said)).plain == [
+            ("tool_call", "grep", {"limit": 0}),
+            ("tool_call", "grep", {"limit": 1}),
+        ]
