@@ -65,7 +65,7 @@ def test_the_canonical_form_of_a_kept_message_is_what_was_generated():
 
 
 def test_an_empty_think_block_of_the_prompt_is_not_lost_from_the_log():
-    """4: a prompt that writes an empty think block, which history omits, is rewritten, not glued."""
+    """4: an empty think block of the prompt that history omits is rewritten, not glued."""
     text = family_templates.text_of("hermes")
     options = {"enable_thinking": False}
     kept = Message(role="assistant", text="a", ids=families.pack([97]))
