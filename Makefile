@@ -20,7 +20,7 @@ endif
 BASE := $(shell command -v python3.11 || command -v python3)
 
 .PHONY: help demo test check fmt sim record-sim progress exactness mutants bench-grammar grammar-attack \
-	bench-tools bench-scale bench-residency bench-prepared bench-floor bench-overhead bench-history \
+	fuzz-tools bench-scan bench-tools bench-scale bench-residency bench-prepared bench-floor bench-overhead bench-history \
 	peers bench-peers gpu-compile clean
 .DEFAULT_GOAL := help
 
@@ -49,7 +49,7 @@ sim: $(STAMPS)/installed  ## seeded simulation, a tenth of it on the simulated d
 	$(PY) -m agentserve.engine.simrunner --seeds $$(($(SEEDS) / 10)) --jobs 2
 
 # The scripts in benchmarks/ import their neighbours and the tests' support modules.
-record-sim progress exactness mutants bench-tools bench-scale bench-residency bench-prepared \
+record-sim progress exactness mutants fuzz-tools bench-scan bench-tools bench-scale bench-residency bench-prepared \
 bench-floor bench-overhead bench-history peers bench-peers: \
 	export PYTHONPATH = benchmarks:tests/support
 
@@ -64,6 +64,12 @@ exactness: $(STAMPS)/installed-test  ## SmolLM2 whose KV moves, drops and is com
 
 mutants: $(STAMPS)/installed-test  ## seeded bugs in residency and copy code, each of which must be caught
 	$(PY) benchmarks/mutants.py --output benchmarks/results/mutants.json
+
+fuzz-tools: $(STAMPS)/installed-test  ## 100,000 mutated outputs of every family of tool calls
+	$(PY) benchmarks/fuzz_tools.py
+
+bench-scan: $(STAMPS)/installed-test  ## how long adversarial outputs take to read, 5 minutes
+	$(PY) benchmarks/scan_speed.py --json
 
 bench-tools: $(STAMPS)/installed  ## SmolLM2's tool calls: right, valid, and what early ones save
 	$(PY) benchmarks/bench_tools.py

@@ -4,6 +4,7 @@ Never imports torch: the engine's runner is named by a string, and with the defa
 it is imported only there.
 """
 
+import logging
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,13 @@ from agentserve.engine.supervise import SupervisedLink
 from agentserve.engine.thread import ThreadLink
 from agentserve.model.prepare import prepare
 from agentserve.server.app import create_app
-from agentserve.sessions.compose import Composer
 from agentserve.sessions.service import SessionService
 from agentserve.sessions.store import MemoryStore
-from agentserve.sessions.text import ModelText
+from agentserve.sessions.text import ModelText, model_text
 from agentserve.sessions.tokenizer import Tokenizer
-from agentserve.sessions.toolformat import detect
+from agentserve.sessions.toolformat import choose
+
+log = logging.getLogger(__name__)
 
 TORCH_FACTORY = "agentserve.model.build:build_torch"
 
@@ -53,11 +55,15 @@ def torch_backend(settings: ModelSettings, *, in_process: bool = False) -> Backe
     return Backend(TORCH_FACTORY, msgspec.to_builtins(settings), in_process)
 
 
-def load_text(directory: Path, name: str) -> ModelText:
-    """Load the text side of the model in a prepared directory, to be served as `name`."""
+def load_text(directory: Path, name: str, tool_format: str = "auto") -> ModelText:
+    """Load the text side of the model in a prepared directory, to be served as `name`.
+
+    `tool_format` names the form of its tool calls; "auto" takes it from the chat template. Raises
+    ValueError when there is no such form or the tokenizer or template cannot be used.
+    """
     tokenizer = Tokenizer.load(directory)
-    form = detect(tokenizer.chat_template)
-    return ModelText(name, tokenizer, Composer(tokenizer, form, random=random.Random()), form)
+    form = choose(tool_format, tokenizer.chat_template)
+    return model_text(name, tokenizer, form)
 
 
 def assemble(
@@ -74,10 +80,20 @@ def assemble(
     clock = SystemClock()
     form = ThreadLink if backend.in_process else ProcessLink
     link = form(backend.factory, backend.options, engine or EngineSettings(), clock)
-    text = load_text(directory, server.model_name)
+    text = load_text(directory, server.model_name, server.tool_format)
+    log.info("tool calls: %s", describe(text, server.tool_format))
     store = MemoryStore(server.store_bytes)
     service = SessionService(link, text, store, server, clock, random.SystemRandom())
     return Assembly(text.name, link, service, create_app(service, server, clock))
+
+
+def describe(text: ModelText, tool_format: str) -> str:
+    """Return which form tool calls have, and why."""
+    if tool_format != "auto":
+        return f"{text.format.name} (as asked)"
+    if text.format.native:
+        return f"{text.format.name} (by the chat template)"
+    return f"{text.format.name} (the chat template has none of the known forms: bare JSON)"
 
 
 def build_app(

@@ -40,6 +40,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     model_name: str = "smollm2-135m"
+    tool_format: str = "auto"  # how the model writes calls; auto: by its chat template
     max_sessions: int = 1000  # for each principal
     max_open_turns: int = 512  # running or waiting; more are refused as overloaded
     store_bytes: int = 1 << 30  # of turn records kept in memory

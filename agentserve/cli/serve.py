@@ -62,6 +62,14 @@ def serve(  # noqa: PLR0913 - one argument per command line option
             min=0, help="Tokens of the context kept free, for example for a summary of the session."
         ),
     ] = 0,
+    tool_format: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="How the model writes tool calls, where its chat template does not tell; "
+            "`agentserve doctor --families` lists the names.",
+        ),
+    ] = "auto",
     allow_force: Annotated[
         bool,
         typer.Option(
@@ -85,6 +93,7 @@ def serve(  # noqa: PLR0913 - one argument per command line option
     """
     keys = tuple(api_key or ())
     check_exposure(host, keys)
+    check_tool_format(tool_format)
     # Imported here, because the other commands and `--help` need none of it.
     from agentserve.assembly import assemble, torch_backend
     from agentserve.cli.serving import listen, run
@@ -100,6 +109,7 @@ def serve(  # noqa: PLR0913 - one argument per command line option
         model_name=served_name(model),
         max_sessions=max_sessions,
         reserve_output=reserve_output,
+        tool_format=tool_format,
         allow_force=allow_force,
     )
     with listen(host, port) as listener:
@@ -116,6 +126,16 @@ def serve(  # noqa: PLR0913 - one argument per command line option
         backend = torch_backend(memory, in_process=engine == "thread")
         limits = EngineSettings(kv_policy=kv_policy)
         run(assemble(Path(directory), backend, settings, limits), listener, announce)
+
+
+def check_tool_format(name: str) -> None:
+    """Raise typer.BadParameter for a tool format that there is not."""
+    from agentserve.sessions.toolformat import choose
+
+    try:
+        choose(name, "")
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--tool-format") from None
 
 
 def host_memory(policy: str, asked: int | None) -> int | None:

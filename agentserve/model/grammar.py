@@ -9,11 +9,10 @@ import xgrammar
 
 from agentserve.engine.compiler import CompilerProcess
 from agentserve.engine.jobs import Setup
+from agentserve.spoken import SPOKEN
 
 MEMORY = 512 * 1024 * 1024  # bytes that the compiler may take
 CPU_S = 2.0  # processor time that it may take for one grammar
-# Tags that a model says, also where its vocabulary flags them as special.
-_SPOKEN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 
 
 def grammar_compiler(
@@ -100,7 +99,7 @@ def _tokenizer_info(directory: Path, vocab_size: int) -> xgrammar.TokenizerInfo:
             encoded[token] = piece
     for added in pipeline.get("added_tokens") or []:
         if added["id"] < vocab_size:
-            hidden = added.get("special") and added["content"] not in _SPOKEN
+            hidden = added.get("special") and added["content"] not in SPOKEN
             encoded[added["id"]] = "" if hidden else added["content"]
     byte_level = "ByteLevel" in json.dumps(pipeline.get("decoder"))
     kind = xgrammar.VocabType.BYTE_LEVEL if byte_level else xgrammar.VocabType.BYTE_FALLBACK

@@ -16,8 +16,8 @@ from agentserve.errors import InvalidRequest
 from agentserve.sessions.conversation import Call, Conversation, Message
 from agentserve.sessions.lower import Lowering, client_strings
 from agentserve.sessions.marks import Breaker, choose_marks
-from agentserve.sessions.probe import probe
-from agentserve.sessions.splice import Kept, Piece, joined, splice
+from agentserve.sessions.probe import Survival, probe
+from agentserve.sessions.splice import Kept, Piece, Seams, joined, splice
 from agentserve.sessions.template import ChatTemplate, TemplateRefused
 from agentserve.sessions.tokenizer import Place, Tokenizer
 from agentserve.sessions.toolformat import ToolFormat
@@ -27,6 +27,8 @@ __all__ = ["Call", "Composer", "Conversation", "Message"]
 _STAND_IN = Message(role="user", text="x")
 _STAND_IN_TOOL = wire.Tool(name="x", parameters={"type": "object", "properties": {}})
 _KEPT_LOGS = 256
+_CALLED = Message(role="assistant", ids=pack([0]), calls=(Call("call00000", "x", {}),))
+_RESULT = Message(role="tool", text="z", name="x", call_id="call00000")
 _THOUGHT = Message(role="assistant", ids=pack([0, 0]), body_start=1)
 
 
@@ -60,9 +62,10 @@ class Composer:
         self._random = random
         self._template = ChatTemplate(tokenizer.chat_template, tokenizer.special)
         self._breaker = Breaker(tokenizer.controls)
-        survival = probe(self._template, native=format.native)
-        self._lowering = Lowering(format, survival, self._breaker)
-        self.warnings = survival.warnings()
+        self._stops = tuple(map(tokenizer.control_text, tokenizer.stop_ids))
+        self.survival = self._probed()
+        self._lowering = Lowering(format, self.survival, self._breaker)
+        self.warnings = self.survival.warnings()
         self.mismatches = 0
         self._local = True
         self._stand_in_logs: dict[tuple[Any, ...], list[Piece]] = {}
@@ -112,13 +115,33 @@ class Composer:
             self._verify(conversation, first_new, generation_prompt, glue)
         return glue if self._local else None
 
-    def opens_reasoning(self, options: dict[str, Any]) -> bool:
-        """Whether the generation prompt already opens the model's reasoning."""
+    def opens_reasoning(self, options: dict[str, Any], *, after_result: bool = False) -> bool:
+        """Whether the generation prompt after a user message already opens the model's reasoning.
+
+        `after_result`: after a tool result instead.
+        """
         tags = self._format.reasoning
         if tags is None:
             return False
-        prompt = self._generation_prompt(Conversation((), options=options))
+        messages: tuple[Message, ...] = (_STAND_IN,)
+        if after_result:
+            messages += (msgspec.structs.replace(_CALLED, ids=None), _RESULT)
+        prompt = self._generation_prompt(Conversation(messages, options=options))
         return prompt.rstrip().endswith(tags[0])
+
+    def _probed(self) -> Survival:
+        """Return what survives; results only if generated calls before them can be spliced."""
+        format = self._format
+        found = probe(self._template, native=format.native, reasoning_key=format.reasoning_key)
+        if found.needs_calls:
+            self._lowering = Lowering(format, found, self._breaker)
+            try:
+                self._render(Conversation((_STAND_IN, _CALLED, _RESULT), (_STAND_IN_TOOL,)), True)
+            except InvalidRequest:
+                return msgspec.structs.replace(
+                    found, calls=False, results=False, needs_calls=False, names_results=""
+                )
+        return found
 
     def _render(self, conversation: Conversation, generation_prompt: bool) -> _Rendered:
         try:
@@ -136,10 +159,34 @@ class Composer:
         except RecursionError:
             raise InvalidRequest("the conversation is nested too deeply") from None
         # A template that prints Python values escapes the mark.
-        text = text.replace(f"\\u{ord(mark):04x}", mark)
-        thinks = any(message.body_start for message in conversation.messages)
-        prompt = self._generation_prompt(conversation) if thinks else ""
-        return _Rendered(conversation.messages, splice(text, quote, prompt), mark)
+        for sign in (mark, quote):
+            text = text.replace(f"\\u{ord(sign):04x}", sign)
+        try:
+            pieces = splice(text, quote, self._seams(conversation))
+        except ValueError as error:
+            raise InvalidRequest(f"the model's chat template: {error}") from None
+        return _Rendered(conversation.messages, pieces, mark)
+
+    def _seams(self, conversation: Conversation) -> Seams:
+        """Return what tells generated messages from the template's text around them."""
+        generated = [(i, m) for i, m in enumerate(conversation.messages) if m.ids is not None]
+        answered = [
+            i
+            for i, message in generated
+            if self._lowering.needs_calls
+            and (message.calls or _role_at(conversation.messages, i + 1) == "tool")
+        ]
+        headed = self._format.headed
+        thinks = any(message.body_start for _, message in generated)
+        first = Conversation((_STAND_IN,), options=conversation.options, now=conversation.now)
+        form = self._format.form
+        return Seams(
+            prompt=self._generation_prompt(first) if thinks or headed or answered else "",
+            headed=headed,
+            called=frozenset(answered),
+            openers=(*form.noise[:1], *form.markers[:1]),
+            stops=self._stops,
+        )
 
     def _render_log(self, conversation: Conversation, generation_prompt: bool) -> _Rendered:
         messages = conversation.messages
@@ -152,7 +199,7 @@ class Composer:
 
     def _generation_prompt(self, conversation: Conversation) -> str:
         """Return the text that the template puts before an answer; "" when it cannot be told."""
-        messages = [{"role": "user", "content": "x"}]
+        messages = self._lowering.messages(conversation, "", "")
         options, now = conversation.options, conversation.now
         try:
             plain = self._template.render(messages, options=options, now=now)
@@ -265,6 +312,10 @@ class Composer:
                 self._verify(conversation, first_new, True, glue)
         except InvalidRequest:
             return  # a shape that this template refuses needs no glue
+
+
+def _role_at(messages: tuple[Message, ...], index: int) -> str:
+    return messages[index].role if index < len(messages) else ""
 
 
 def _with_messages(conversation: Conversation, messages: tuple[Message, ...]) -> Conversation:

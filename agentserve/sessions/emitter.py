@@ -35,7 +35,7 @@ class Emitter:
         self._kind = ""  # of the open item: "text", "reasoning", "call" or none
         self._id = self._call_id = ""
         self._parts: list[str] = []
-        self._space = ""
+        self._space: list[str] = []  # white space that is held back
         self._trim = False  # white space that comes next belongs to nobody
 
     def take_events(self) -> list[wire.Event]:
@@ -62,9 +62,13 @@ class Emitter:
             self._events.append(wire.ReasoningDelta(len(self.items), visible))
 
     def reasoning_end(self, position: int) -> None:
-        """Close the reasoning; its closing tag ends before `position`."""
+        """Close the reasoning; what follows it begins at `position`.
+
+        Reasoning that comes after something else is part of what followed the first.
+        """
         self._finish_text()
-        self.reasoning_end_at = position
+        if all(isinstance(item, wire.ReasoningOut) for item in self.items):
+            self.reasoning_end_at = position
 
     def call_begin(self, name: str | None) -> None:
         """Open a call; without a name nothing is known before it closes."""
@@ -108,15 +112,20 @@ class Emitter:
     def close(self) -> None:
         """Finish the open item; the white space at the very end is part of the text."""
         if self._kind == "text" and self._space:
-            self._parts.append(self._space)
-            self._events.append(wire.TextDelta(len(self.items), self._space))
+            space = "".join(self._space)
+            self._parts.append(space)
+            self._events.append(wire.TextDelta(len(self.items), space))
         self._finish_text()
 
     def _visible(self, text: str, *, trim: bool) -> str:
         """Return the text without the white space at its end, which is held back."""
-        text = self._space + text
         visible = text.rstrip(_WHITE)
-        self._space = text[len(visible) :]
+        after = text[len(visible) :]
+        if not visible:
+            self._space.append(after)
+            return ""
+        visible = "".join((*self._space, visible))
+        self._space = [after]
         return visible.lstrip(_WHITE) if trim and not self._kind else visible
 
     def _open(self, kind: str) -> None:
@@ -138,7 +147,7 @@ class Emitter:
             self._done(wire.TextOut(self._id, "".join(self._parts)))
         elif self._kind == "reasoning":
             self._done(wire.ReasoningOut(self._id, "".join(self._parts)))
-        self._space, self._trim = "", True
+        self._space, self._trim = [], True
 
     def _done(self, item: wire.OutputItem) -> None:
         self._events.append(wire.ItemDone(len(self.items), item))

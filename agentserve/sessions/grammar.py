@@ -6,6 +6,7 @@ from typing import Any
 
 from agentserve import wire
 from agentserve.sessions.compilable import compilable
+from agentserve.sessions.forms.form import schema_content
 from agentserve.sessions.schemas import validate_schema
 from agentserve.sessions.toolformat import ToolFormat
 
@@ -32,20 +33,24 @@ def structural_tag(
         choice = "required"
     if not tools or choice == "none":
         return None
-    tags = [_tag(tool, format) for tool in tools]
     one = format.one_call or not parallel
+    schemas = [
+        (tool.name, {"type": "object", **compilable(tool.parameters, arguments=True).schema})
+        for tool in tools
+    ]
+    found = format.constrain(schemas, one=one)
     if choice == "auto":
         free: dict[str, Any] = {
             "type": "triggered_tags",
-            "triggers": [format.begin or '{"name": '],
-            "tags": tags,
+            "triggers": found.triggers,
+            "tags": found.tags,
             "stop_after_first": one,
         }
         return _dump(_after_reasoning(free, format, in_reasoning))
     calls: dict[str, Any] = {
         "type": "tags_with_separator",
-        "tags": tags,
-        "separator": "\n",
+        "tags": found.tags,
+        "separator": found.separator,
         "at_least_one": True,
         "stop_after_first": one,
     }
@@ -56,32 +61,19 @@ def response_tag(
     schema: dict[str, Any], format: ToolFormat | None = None, *, in_reasoning: bool = False
 ) -> str:
     """Return the constraint of an answer that is JSON of `schema`."""
-    answer = {"type": "json_schema", "json_schema": compilable(schema).schema, **_COMPACT}
+    answer = schema_content(compilable(schema).schema)
     if format is None:
         return _dump(answer)
     return _dump(_after_reasoning(answer, format, in_reasoning))
 
 
-# Small models can fill their whole budget with white space.
-_COMPACT = {"max_whitespace_cnt": 2}
-
-
-def _tag(tool: wire.Tool, format: ToolFormat) -> dict[str, Any]:
-    name = json.dumps(tool.name)
-    begin, end = f'{{"name": {name}, "arguments": ', "}"
-    if format.begin:
-        begin, end = f"{format.begin}\n{begin}", f"{end}\n{format.end}"
-    schema = {"type": "object", **compilable(tool.parameters, arguments=True).schema}
-    content = {"type": "json_schema", "json_schema": schema, **_COMPACT}
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
 def _after_reasoning(
     then: dict[str, Any], format: ToolFormat, in_reasoning: bool
 ) -> dict[str, Any]:
-    if format.reasoning is None:
+    tags = format.thought or format.reasoning
+    if tags is None:
         return then
-    opening, closing = format.reasoning
+    opening, closing = tags
     thought = {
         "type": "tag",
         "begin": "" if in_reasoning else opening,

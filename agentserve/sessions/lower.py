@@ -1,5 +1,7 @@
 """Messages as the dictionaries that chat templates take, in kinds that this template renders."""
 
+import itertools
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -40,6 +42,7 @@ class Lowering:
         self._format = format
         self._survival = survival
         self._breaker = breaker
+        self.needs_calls = survival.needs_calls
 
     def tools(self, tools: Sequence[wire.Tool], mark: str) -> list[dict[str, Any]] | None:
         """Return the template's `tools`, or None where the system text tells of them."""
@@ -65,6 +68,8 @@ class Lowering:
         for index, message in self._with_tool_prompt(conversation):
             if message.role == "assistant":
                 calls, joins = message.calls, False
+                followers = conversation.messages[index + 1 :] if index >= 0 else ()
+                message = self._answered(message, followers)
                 lowered.append(self._assistant(message, index, mark, quote))
                 continue
             survives = self._survives(message, first=not lowered)
@@ -78,8 +83,37 @@ class Lowering:
             lowered.append({"role": message.role if survives else "user", "content": text})
             if message.role == "tool" and survives:
                 lowered[-1]["name"] = self._breaker.text(message.name, mark)
-                lowered[-1]["tool_call_id"] = self._breaker.text(message.call_id, mark)
-        return lowered
+                call_id = self._format.prompt_id(message.call_id, message.name)
+                lowered[-1]["tool_call_id"] = self._breaker.text(call_id, mark)
+        return self._one_by_one(lowered) if self._survival.one_call else lowered
+
+    def _answered(self, message: Message, followers: Sequence[Message]) -> Message:
+        """Return a generated message with the calls that the results after it answer.
+
+        They may be calls that could not be read, which are none of its own.
+        """
+        if message.ids is None or message.calls or not self._survival.needs_calls:
+            return message
+        results = itertools.takewhile(lambda after: after.role == "tool", followers)
+        calls = tuple(Call(result.call_id, result.name or "unknown", {}) for result in results)
+        return msgspec.structs.replace(message, calls=calls)
+
+    def _one_by_one(self, lowered: Lowered) -> Lowered:
+        """Return the messages with one call each: the next call comes after the result of one."""
+        result: Lowered = []
+        waiting: list[dict[str, Any]] = []
+        for message in lowered:
+            if message["role"] == "tool" and waiting:
+                result += (message, waiting.pop(0))
+                continue
+            result += waiting
+            calls = message.get("tool_calls", [])
+            waiting = [
+                {"role": "assistant", "content": message["content"] and "", "tool_calls": [call]}
+                for call in calls[1:]
+            ]
+            result.append({**message, "tool_calls": calls[:1]} if waiting else message)
+        return result + waiting
 
     def _with_tool_prompt(self, conversation: Conversation) -> Iterator[tuple[int, Message]]:
         """Yield (index, message).
@@ -107,11 +141,14 @@ class Lowering:
 
     def _content(self, message: Message, calls: tuple[Call, ...], survives: bool) -> str:
         """Return the text; a result says which call it answers where nothing else would."""
-        if message.role != "tool" or (survives and self._survival.names_results):
+        shown = self._survival.names_results if survives else ""
+        if message.role != "tool" or shown == "id":
             return message.text
-        if survives and len(calls) < 2:
+        if survives and (len(calls) < 2 or self._survival.one_call):
             return message.text
         same = [call.call_id for call in calls if call.name == message.name]
+        if shown == "name" and len(same) < 2:
+            return message.text
         number = f" #{same.index(message.call_id) + 1}" if message.call_id in same[1:] else ""
         if len(same) > 1 and not number:
             number = " #1"
@@ -120,31 +157,47 @@ class Lowering:
 
     def _assistant(self, message: Message, index: int, mark: str, quote: str) -> dict[str, Any]:
         if message.ids is not None:
-            spliced: dict[str, Any] = {"role": "assistant", "content": text_key(index, quote)}
-            if message.body_start:
-                spliced["reasoning_content"] = reasoning_key(index, quote)
-            return spliced
+            return self._spliced(message, index, mark, quote)
         lowered: dict[str, Any] = {"role": "assistant"}
+        text, reasoning = message.text, message.reasoning
         if message.calls and not self._survival.calls:
             calls = [wire.ToolCall(call.name, call.arguments) for call in message.calls]
             text = self._format.emit([wire.Text(message.text), *calls])
-        else:
-            text = message.text
-            if message.calls:
-                lowered["tool_calls"] = [self._call(call, mark) for call in message.calls]
+        elif message.calls:
+            lowered["tool_calls"] = [self._call(call, mark) for call in message.calls]
+            reasoning = "" if text and self._format.text_or_reasoning else reasoning
         lowered["content"] = self._breaker.text(text, mark)
-        if message.reasoning:
-            lowered["reasoning_content"] = self._breaker.text(message.reasoning, mark)
+        if not text and message.calls and self._survival.no_content:
+            lowered["content"] = None
+        if reasoning:
+            lowered[self._format.reasoning_key] = self._breaker.text(reasoning, mark)
+        return lowered
+
+    def _spliced(self, message: Message, index: int, mark: str, quote: str) -> dict[str, Any]:
+        """Return a message whose ids come in place of a key, in its text or in a call's arguments.
+
+        What of it the template prints itself is what `splice` cuts away.
+        """
+        lowered: dict[str, Any] = {"role": "assistant", "content": text_key(index, quote)}
+        if message.calls and self._survival.needs_calls:
+            lowered["content"] = None if self._survival.no_content else ""
+            keyed = [
+                Call(call.call_id, call.name, {"x": text_key(index, quote)} if not i else {})
+                for i, call in enumerate(message.calls)
+            ]
+            lowered["tool_calls"] = [self._call(call, mark) for call in keyed]
+        if message.body_start:
+            lowered[self._format.reasoning_key] = reasoning_key(index, quote)
         return lowered
 
     def _call(self, call: Call, mark: str) -> dict[str, Any]:
+        arguments = self._breaker.value(call.arguments, mark)
+        if self._survival.text_arguments:
+            arguments = json.dumps(arguments, ensure_ascii=False)
         return {
-            "id": self._breaker.text(call.call_id, mark),
+            "id": self._breaker.text(self._format.prompt_id(call.call_id, call.name), mark),
             "type": "function",
-            "function": {
-                "name": self._breaker.text(call.name, mark),
-                "arguments": self._breaker.value(call.arguments, mark),
-            },
+            "function": {"name": self._breaker.text(call.name, mark), "arguments": arguments},
         }
 
 

@@ -39,7 +39,7 @@ class OutputStream:
         self._stop = StopFinder(stop)
         self._emitter = Emitter(tools, mint_call, mint_item, parallel and not format.one_call)
         self._scanner = Scanner(
-            format, set(tools), self._emitter, tools_on=tools_on, in_reasoning=in_reasoning
+            format, tools, self._emitter, tools_on=tools_on, in_reasoning=in_reasoning
         )
         self._end: int | None = None  # where the output was cut
 
@@ -82,8 +82,7 @@ class OutputStream:
         self.kept, self.tail = self._ledger.cut(self._end, spaces=self.stopped == "tool_calls")
         scanner = self._scanner
         if reason in ("cancelled", "error") and (scanner.in_call or scanner.in_reasoning):
-            begun = scanner.call_start if scanner.in_call else 0
-            self.kept, self.tail = self._ledger.cut(begun, spaces=False)
+            self.kept, self.tail = self._ledger.cut(scanner.open_start, spaces=False)
             self._emitter.drop_open()
         elif self.stopped != "tool_calls":
             scanner.finish("unfinished" if reason == "stop" else "truncated")

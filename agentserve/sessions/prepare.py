@@ -92,7 +92,11 @@ class TurnPreparer:
         if run.fed.continues is not None and head is not None:
             output = run.session.tree.entries(head)[-1].output
             return bool(output) and isinstance(output[-1], ReasoningOut)
-        return self.text.composer.opens_reasoning(run.session.profile.template_options)
+        messages = run.fed.messages
+        return self.text.composer.opens_reasoning(
+            run.session.profile.template_options,
+            after_result=bool(messages) and messages[-1].role == "tool",
+        )
 
     def _minter(self, run: TurnRun) -> Callable[[], str]:
         number = int(run.id[2:])

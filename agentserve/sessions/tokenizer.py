@@ -16,8 +16,8 @@ from typing import Any, Literal
 import msgspec
 import tokenizers
 
-# Tags that belong to what the model says, also where a vocabulary flags them as special.
-_SPOKEN = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+from agentserve.spoken import SPOKEN
+
 # White space as the tokenizers library (Rust) sees it; Python's str.strip takes more.
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
@@ -124,6 +124,10 @@ class Tokenizer:
         """
         stream = Detokenizer(self)
         return stream.push(ids) + stream.flush()
+
+    def control_text(self, token: int) -> str:
+        """Return the text of a structure token, "" for any other id."""
+        return next((c.text for c in self._controls.values() if c.id == token), "")
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that `token` adds to the text."""
@@ -281,7 +285,7 @@ def _token_bytes(pipeline: dict[str, Any], vocabulary: dict[str, int]) -> tuple[
             "known: byte-level and SentencePiece"
         )
     for token in added:
-        hidden = token.get("special") and token["content"] not in _SPOKEN
+        hidden = token.get("special") and token["content"] not in SPOKEN
         table[token["id"]] = b"" if hidden else token["content"].encode()
     return table, any(map(_drops_space, steps))
 

@@ -11,6 +11,7 @@ from agentserve.cli.inspect import verdict
 from agentserve.doctor import check_memory, count_parameters, estimate, examine, inspect_machine
 from agentserve.model.prepare import prepare
 from agentserve.model.spec import load_spec, parse_spec
+from agentserve.sessions.toolformat import FORMATS
 
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
@@ -135,3 +136,24 @@ def test_doctor_imports_no_torch():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )
     assert out.stdout.split() == ["True", "False"]
+
+
+def test_families_are_told_in_words_and_in_json(capsys):
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit) as done:
+            main(["doctor", "--families", *more])
+        assert done.value.code == 0
+    words, document = capsys.readouterr().out.rsplit("\n[", 1)
+    assert words.startswith("json: model smollm2-135m\n  tool result only adds\n")
+    rows = json.loads("[" + document)
+    assert {row["format"] for row in rows} == set(FORMATS)
+    assert rows[0]["on_result"] is True
+    untested = [row["format"] for row in rows if not row["tested"]]
+    assert all(f"{name}: not tested" in words for name in untested)
+
+
+def test_an_unknown_tool_format_is_refused_with_those_that_there_are(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["serve", "--tool-format", "hermess"])
+    assert done.value.code == 2
+    assert "hermes, json" in " ".join(capsys.readouterr().err.split())

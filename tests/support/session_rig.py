@@ -17,12 +17,11 @@ from agentserve.engine.messages import Command, Down, Event, Ready, Submit
 from agentserve.engine.oracle import OracleRunner
 from agentserve.engine.plan import Runner
 from agentserve.model.prepare import prepare
-from agentserve.sessions.compose import Composer
 from agentserve.sessions.handle import TurnHandle
 from agentserve.sessions.service import SessionService
 from agentserve.sessions.session import Session
 from agentserve.sessions.store import MemoryStore
-from agentserve.sessions.text import ModelText
+from agentserve.sessions.text import ModelText, model_text
 from agentserve.sessions.tokenizer import Tokenizer
 from agentserve.sessions.toolformat import detect
 
@@ -46,8 +45,7 @@ def smollm2_tokenizer() -> Tokenizer:
 def checked_text(tokenizer: Tokenizer) -> ModelText:
     """Return a text side of which every extension is checked against the full render."""
     form = detect(tokenizer.chat_template)
-    composer = Composer(tokenizer, form, check_rate=1.0, random=random.Random(0))
-    return ModelText("smollm2-135m", tokenizer, composer, form)
+    return model_text("smollm2-135m", tokenizer, form, check_rate=1.0, source=random.Random(0))
 
 
 class AnyText:

@@ -207,7 +207,7 @@ def test_what_the_real_failures_give():
         call_item("nope", {"a": 1}, schema_errors=["there is no tool 'nope'"])
     ]
     assert kinds[CASES[12][1]] == ["malformed_tool_call"]
-    assert kinds[CASES[14][1]] == ["reasoning"]
+    assert kinds[CASES[14][1]] == ["reasoning", "tool_call"]
     assert results[CASES[15][1]] == [text_item("plain")]
     assert kinds[CASES[16][1]] == ["text"]
     assert kinds[CASES[19][1]] == ["tool_call", "tool_call"]
