@@ -83,3 +83,15 @@ async def test_reasoning_that_the_prompt_opens_is_not_opened_after_a_result():
         composer = family_templates.text_of(name).composer
         found = [composer.opens_reasoning({}, after_result=after) for after in (False, True)]
         assert tuple(found) == opens
+
+
+async def test_ids_of_the_client_s_own_never_hide_a_call_s_name():
+    text = family_templates.text_of("kimi")
+    async with rig(tokenizer=text.tokenizer) as r:
+        call = {"type": "tool_call", "name": "search", "arguments": {}, "call_id": "call_f00ba4"}
+        said = [{"type": "user", "content": "go"}, {"type": "assistant", "content": [call]}]
+        s = await r.create(tools=TOOLS, history=said)
+        await r.forced(s, [result("call_f00ba4", "found")], "ok")
+        shown = text.tokenizer.decode(await r.tokens(s))
+        assert "f00ba4" not in shown
+        assert shown.count("functions.search:") == 2  # the call, and whose result it is
