@@ -20,6 +20,7 @@ from agentserve.sessions.heads import HeadMoves, check_tools
 from agentserve.sessions.prepare import TurnPreparer
 from agentserve.sessions.registry import Registry
 from agentserve.sessions.residency import tiers
+from agentserve.sessions.script import Script
 from agentserve.sessions.session import Profile, Session
 from agentserve.sessions.store import Store
 from agentserve.sessions.text import ModelText
@@ -69,7 +70,7 @@ class ServiceStats(msgspec.Struct):
 class SessionService:
     """Sessions of one model on one engine. Methods raise AgentserveError subclasses."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per part that a service is made of
         self,
         link: EngineLink,
         text: ModelText,
@@ -77,8 +78,9 @@ class SessionService:
         settings: ServerSettings,
         clock: Clock,
         random: random.Random,
+        script: Script | None = None,
     ) -> None:
-        preparer = TurnPreparer(text, settings, random, lambda: self.driver.info)
+        preparer = TurnPreparer(text, settings, random, lambda: self.driver.info, script)
         self.driver = TurnDriver(link, preparer, store, settings, clock)
         self._registry = Registry(clock, random, settings.max_sessions, self.driver.sequences)
         self._heads = HeadMoves(self.driver, self._registry, store, link, clock)
