@@ -14,8 +14,10 @@ from starlette.middleware import Middleware
 
 from agentserve.clock import Clock
 from agentserve.config import ServerSettings
+from agentserve.dialects.resolve import Resolver
 from agentserve.server.answers import ErrorBoundary, http_exception
 from agentserve.server.auth import Gate, check_bind
+from agentserve.server.dialects import DialectRoutes
 from agentserve.server.idempotency import AnswerLedger
 from agentserve.server.metrics import Metrics
 from agentserve.server.routes import OperatorRoutes, SessionRoutes
@@ -34,10 +36,13 @@ def create_app(service: SessionService, settings: ServerSettings, clock: Clock) 
     check_bind(settings)
     ledger = AnswerLedger(clock)
     metrics = Metrics(service, ledger)
+    resolver = Resolver(service, settings, clock)
+    metrics.watch(resolver)
     service.driver.commits.observers.append(metrics.observe_turn)
     app = Starlette(
         routes=[
             *SessionRoutes(service, settings, ledger, metrics).table(),
+            *DialectRoutes(service, settings, resolver, metrics).table(),
             *OperatorRoutes(service, settings, metrics).table(),
         ],
         middleware=[

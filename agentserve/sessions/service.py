@@ -251,6 +251,30 @@ class SessionService:
         """Return the history as items, openai, anthropic or tokens."""
         return transcript(self._registry.get(principal, session_id), style)
 
+    # For the dialects, which send whole conversations
+
+    def look(self, principal: str, session_id: str) -> Session:
+        """Return an open session, to be read and not changed.
+
+        Raises SessionNotFound, SessionClosed.
+        """
+        return self._registry.open(principal, session_id)
+
+    async def reprofile(self, principal: str, session_id: str, request: CreateRequest) -> None:
+        """Change what a session's prompt begins with: system text, tools, template options."""
+        await self._heads.reprofile(self._registry.open(principal, session_id), request)
+
+    async def measure(
+        self, principal: str, request: CreateRequest, turn: CountRequest
+    ) -> CountAnswer:
+        """Count the tokens of a session that is not created, and of a turn in it."""
+        await asyncio.to_thread(check_tools, request.tools)
+        _ = self.driver.info
+        session = self._registry.new(principal, None, self._profile(request))
+        if request.history:
+            self._heads.import_into(session, request.history)
+        return await self._heads.count(session, turn)
+
     # Turns
 
     async def start_turn(self, principal: str, session_id: str, request: TurnRequest) -> TurnHandle:

@@ -1,0 +1,408 @@
+"""From a whole conversation to a turn in a session: found, branched, edited or begun.
+
+Signals only rank sessions that have the same history; the history itself decides.
+"""
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from agentserve import wire
+from agentserve.clock import Clock
+from agentserve.config import ServerSettings
+from agentserve.dialects import digests
+from agentserve.dialects.asked import Asked, Segment, fed_items, foreign_ids, foreign_items
+from agentserve.dialects.index import Index, Known, Position
+from agentserve.dialects.learn import learned
+from agentserve.dialects.shown import Part, answered
+from agentserve.dialects.signals import EXPLICIT
+from agentserve.errors import (
+    HeadMoved,
+    Overloaded,
+    QuotaExceeded,
+    SessionBusy,
+    SessionClosed,
+    SessionExists,
+    SessionNotFound,
+    TurnNotFound,
+)
+from agentserve.sessions.handle import TurnHandle
+from agentserve.sessions.service import SessionService
+from agentserve.sessions.session import Session
+
+T = TypeVar("T")
+
+SIGNALS = (
+    EXPLICIT,
+    "previous_response",
+    "header",
+    "metadata",
+    "cache_key",
+    "call_id",
+    "prefix",
+    "new",
+)
+TRIES = 8
+_SESSION_ID = re.compile(wire.SESSION_ID)
+
+
+@dataclass
+class Resolved:
+    """A dialect request's turn in its session; `digest` is of all that led to it."""
+
+    principal: str
+    session: str
+    handle: TurnHandle
+    digest: bytes
+    signal: str
+    compared: int = 0  # digests looked up
+    imported: int = 0  # answers of the history that the session did not have
+    moved: bool = False  # the head was moved, or the session branched
+
+
+@dataclass
+class _Found:
+    """The longest known part of a conversation: `answers` of it, ending at `position`."""
+
+    position: Position
+    answers: int
+    same_root: bool
+
+
+@dataclass
+class Resolver:
+    """Finds the sessions of all dialect requests, and bounds those that they create."""
+
+    service: SessionService
+    settings: ServerSettings
+    clock: Clock
+    resolved: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(SIGNALS, 0)))
+    evicted: int = 0
+    _indexes: dict[str, Index] = field(default_factory=dict)
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions dialect requests have."""
+        return sum(len(index.sessions) for index in self._indexes.values())
+
+    async def begin(
+        self, principal: str, asked: Asked, base: Position | None = None, state: bytes = b""
+    ) -> Resolved:
+        """Start the turn that `asked` is for.
+
+        With `base`, the position that `previous_response_id` names, and its digest, `asked` has
+        only what follows. Raises what refuses the turn.
+        """
+        self.service.driver.require_engine()
+        index = self._index(principal)
+        await self._sweep(principal)
+        links = digests.chain(asked.segments, state)
+        for signal in asked.signals:
+            if signal.name == EXPLICIT:
+                self._learn(index, signal.value)
+        for _ in range(TRIES):
+            families = self._families(index, asked)
+            found, compared = self._find(index, asked, links, base, families)
+            try:
+                resolved = await self._start(index, asked, links, found)
+            except (SessionNotFound, SessionClosed):
+                if found is None or found.position is base:
+                    raise
+                index.forget(found.position.session)
+            except TurnNotFound:
+                if found is None or found.position is base:
+                    raise
+                index.forget(found.position.session, found.position.turn)
+            except (SessionBusy, HeadMoved, SessionExists):
+                continue  # another request came between
+            else:
+                resolved.compared = compared
+                resolved.signal = _named(families, found)
+                self.resolved[resolved.signal] += 1
+                for signal in asked.signals:
+                    index.join((signal.name, signal.value), resolved.session)
+                return resolved
+        raise Overloaded("too many requests at once for one conversation; try again")
+
+    def finish(self, resolved: Resolved, turn: wire.Turn, parts: list[Part]) -> Position:
+        """Remember a turn that ended well, before its client is told; return its place."""
+        answer = answered(parts)
+        shown = tuple(call.call_id for call in answer.calls)
+        hidden = tuple(
+            item.call_id
+            for item in turn.output
+            if isinstance(item, wire.ToolCallOut | wire.MalformedToolCallOut)
+            and item.call_id not in shown
+        )
+        position = Position(resolved.session, turn.id, shown, hidden)
+        index = self._index(resolved.principal)
+        index.place(digests.after_answer(resolved.digest, answer), position)
+        return position
+
+    async def count(self, principal: str, asked: Asked) -> int:
+        """Return the tokens of the prompt that `asked` would be; nothing is run or kept."""
+        create, content = self._as_new(asked, None)
+        turn = wire.CountRequest(content)
+        answer = await self._with_room(
+            self._index(principal), lambda: self.service.measure(principal, create, turn)
+        )
+        return answer.input_tokens
+
+    # Finding
+
+    def _families(self, index: Index, asked: Asked) -> "list[tuple[str, Collection[str]]]":
+        """Return the sessions that each signal stands for, the surest signal first."""
+        families: list[tuple[str, Collection[str]]] = [
+            (signal.name, index.family((signal.name, signal.value))) for signal in asked.signals
+        ]
+        read = self.service.driver.preparer.call_ids.read
+        for segment in reversed(asked.segments):
+            calls = [result.call_id for _, result in segment.results]
+            calls += [call.call_id for call in segment.answer.calls] if segment.answer else []
+            origins = [origin for call in calls if (origin := read(call)) is not None]
+            if origins:
+                session = index.tagged(origins[-1].session_tag)
+                families.append(("call_id", {session} if session is not None else ()))
+            if calls:
+                break
+        return families
+
+    def _find(
+        self,
+        index: Index,
+        asked: Asked,
+        links: digests.Chain,
+        base: Position | None,
+        families: "list[tuple[str, Collection[str]]]",
+    ) -> tuple[_Found | None, int]:
+        """Return the longest known part of the conversation, and how many were looked up."""
+        own = digests.root(asked)
+
+        def rank(at: Position) -> tuple[bool, bool, int, bool, bool]:
+            session = self._peek(index, at.session)
+            named = [number for number, (_, family) in enumerate(families) if at.session in family]
+            return (
+                session is not None,
+                _has_root(index, at, own),
+                -min(named, default=len(families)),
+                session is not None and session.idle,
+                session is not None and session.head_id == at.turn,
+            )
+
+        compared = 0
+        for answers in range(len(links.answers), 0, -1):
+            compared += 1
+            if positions := index.find(links.answers[answers - 1]):
+                best = max(positions, key=rank)
+                return _Found(best, answers, _has_root(index, best, own)), compared
+        if base is not None:
+            return _Found(base, 0, _has_root(index, base, own)), compared
+        return None, compared
+
+    def _peek(self, index: Index, session: str) -> Session | None:
+        try:
+            return self.service.look(index.principal, session)
+        except (SessionNotFound, SessionClosed):
+            return None
+
+    def _learn(self, index: Index, session_id: str) -> None:
+        """Take in a session of the native API that the client names."""
+        session = self._peek(index, session_id)
+        if session is None or session_id in index.sessions:
+            return
+        profile = session.profile
+        root = digests.profile_digest(profile.system, profile.tools, profile.template_options)
+        index.add(self._known(session, root, owned=False))
+        for digest, position in learned(session):
+            index.place(digest, position)
+
+    # Starting
+
+    async def _start(
+        self, index: Index, asked: Asked, links: digests.Chain, found: _Found | None
+    ) -> Resolved:
+        position: Position | None = None
+        imported, moved = len(links.answers), False
+        if found is None:
+            session, content = await self._create(index, asked, links)
+        else:
+            position, moved = await self._arrive(index, asked, found)
+            session = position.session
+            rest = asked.segments[found.answers :]
+            imported = len(rest) - 1
+            if imported:
+                position = await self._import(index.principal, position, rest, found.answers)
+                index.place(links.answers[-1], position)
+            content = fed_items(rest[-1], position.calls, position.hidden)
+        request = msgspec.structs.replace(
+            asked.turn,
+            input=content,
+            expect_head=UNSET if position is None else position.turn,
+        )
+        try:
+            handle = await self.service.start_turn(index.principal, session, request)
+        except BaseException:
+            if found is None:
+                await self._discard(index, session)
+            raise
+        index.used(session, self.clock.monotonic())
+        return Resolved(
+            index.principal, session, handle, links.end, "", imported=imported, moved=moved
+        )
+
+    async def _create(
+        self, index: Index, asked: Asked, links: digests.Chain
+    ) -> tuple[str, list[wire.Item]]:
+        wanted = next((s.value for s in asked.signals if s.name == EXPLICIT), None)
+        if wanted is not None and not self._free(index.principal, wanted):
+            wanted = None
+        create, content = self._as_new(asked, wanted)
+        info, _ = await self._with_room(
+            index, lambda: self.service.create(index.principal, create)
+        )
+        session = self.service.look(index.principal, info.id)
+        await self._take_in(index, session, digests.root(asked))
+        if links.answers and session.head_id is not None:
+            calls = _last_calls(asked.segments, 0)
+            index.place(links.answers[-1], Position(info.id, session.head_id, calls))
+        return info.id, content
+
+    def _as_new(
+        self, asked: Asked, session_id: str | None
+    ) -> tuple[wire.CreateRequest, list[wire.Item]]:
+        *history, last = asked.segments
+        create = wire.CreateRequest(
+            id=session_id,
+            system=asked.system,
+            tools=asked.tools,
+            history=list(foreign_items(history, (), (), 0)),
+            template_options=asked.options,
+            on_template_rewrite="keep" if asked.keep_reasoning else "recompute",
+            ttl_ms=int(self.settings.dialect_ttl_s * 1000),
+            metadata=asked.metadata,
+        )
+        return create, fed_items(last, _last_calls(asked.segments, 0))
+
+    def _free(self, principal: str, name: str) -> bool:
+        """Return whether a session may be created under a client's own name."""
+        if not _SESSION_ID.fullmatch(name):
+            return False
+        try:
+            self.service.look(principal, name)
+        except SessionNotFound:
+            return True
+        except SessionClosed:
+            return False
+        return False
+
+    async def _arrive(self, index: Index, asked: Asked, found: _Found) -> tuple[Position, bool]:
+        """Bring a session to the found place: that one, or a branch where it is in use."""
+        at, principal = found.position, index.principal
+        session = self.service.look(principal, at.session)
+        if found.same_root and session.idle:
+            if session.head_id == at.turn:
+                return at, False
+            await self.service.rollback(principal, at.session, wire.RollbackRequest(to=at.turn))
+            # A turn inside an imported stretch gets a new node, with the same history.
+            return msgspec.structs.replace(at, turn=session.head_id or at.turn), True
+        fork = wire.ForkRequest(at=at.turn)
+        made = await self._with_room(
+            index, lambda: self.service.fork(principal, at.session, fork)
+        )
+        branch = self.service.look(principal, made.sessions[0].id)
+        await self._take_in(index, branch, digests.root(asked))
+        if not found.same_root:
+            alone = msgspec.structs.replace(asked, segments=asked.segments[-1:])
+            create, _ = self._as_new(alone, None)
+            await self.service.reprofile(principal, branch.id, create)
+        place = Position(branch.id, branch.head_id or at.turn, at.calls, at.hidden)
+        return place, True
+
+    async def _import(
+        self, principal: str, at: Position, rest: list[Segment], answers: int
+    ) -> Position:
+        """Replace what follows a place by answers that the session did not give."""
+        session = self.service.look(principal, at.session)
+        path = session.tree.entries(session.head)
+        first, last = path[0].turn, path[-1].turn
+        kept = wire.RefItem(first if first == last else f"{first}..{last}")
+        items = [kept, *foreign_items(rest[:-1], at.calls, at.hidden, answers)]
+        request = wire.HistoryRequest(items, expect_head=at.turn)
+        answer = await self.service.history(principal, at.session, request)
+        return Position(at.session, answer.head or at.turn, _last_calls(rest, answers))
+
+    # Keeping
+
+    def _index(self, principal: str) -> Index:
+        if principal not in self._indexes:
+            self._indexes[principal] = Index(principal)
+        return self._indexes[principal]
+
+    def _known(self, session: Session, root: bytes, *, owned: bool) -> Known:
+        return Known(session.id, root, session.tag, owned, self.clock.monotonic())
+
+    async def _take_in(self, index: Index, session: Session, root: bytes) -> None:
+        index.add(self._known(session, root, owned=True))
+        while len(index.sessions) > self.settings.dialect_sessions and await self._evict(index):
+            pass
+
+    async def _with_room(self, index: Index, make: Callable[[], Awaitable[T]]) -> T:
+        """Make a session; the one that was used longest ago goes where the quota is full."""
+        try:
+            return await make()
+        except QuotaExceeded:
+            if not await self._evict(index):
+                raise
+            return await make()
+
+    async def _evict(self, index: Index) -> bool:
+        """End the idle session that was used longest ago, but not the newest one."""
+        for known in list(index.sessions.values())[:-1]:
+            session = self._peek(index, known.id)
+            if session is None or not known.owned:
+                index.forget(known.id)
+                return True
+            if session.idle:
+                self.evicted += 1
+                await self._discard(index, known.id)
+                return True
+        return False
+
+    async def _discard(self, index: Index, session: str) -> None:
+        index.forget(session)
+        with contextlib.suppress(SessionNotFound, SessionClosed):
+            await self.service.delete(index.principal, session, keep_transcript=False)
+
+    async def _sweep(self, principal: str) -> None:
+        """Forget the sessions whose time has run out; the service closes them."""
+        index = self._index(principal)
+        oldest = self.clock.monotonic() - self.settings.dialect_ttl_s
+        for known in list(index.sessions.values()):
+            if known.last_used > oldest:
+                break
+            index.forget(known.id)
+
+
+def _named(families: "list[tuple[str, Collection[str]]]", found: _Found | None) -> str:
+    """Return the surest signal that stands for the session that was found."""
+    if found is None:
+        return "new"
+    session = found.position.session
+    return next((name for name, family in families if session in family), "prefix")
+
+
+def _has_root(index: Index, position: Position, root: bytes) -> bool:
+    known = index.sessions.get(position.session)
+    return known is not None and known.root == root
+
+
+def _last_calls(parts: list[Segment], first: int) -> tuple[str, ...]:
+    """Return the ids of the calls before the last segment; `first` is the place of parts[0]."""
+    answer = parts[-2].answer if len(parts) > 1 else None
+    return tuple(foreign_ids(answer, first + len(parts) - 2)) if answer is not None else ()
