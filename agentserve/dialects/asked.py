@@ -84,15 +84,14 @@ class Asked(msgspec.Struct):
         return sum(segment.answer is not None for segment in self.segments)
 
 
-def segments(units: Iterable[Unit]) -> list[Segment]:
+def segments(units: Iterable[Unit], calls: Sequence[AskedCall] = ()) -> list[Segment]:
     """Return a conversation by answers; the last segment is what is fed now.
 
-    Raises InvalidRequest when a result answers no call of the answer before it.
+    calls: of an answer that the conversation goes on from. Raises InvalidRequest when a result answers no call of the answer before it.
     """
     done: list[Segment] = []
     said: list[Said] = []
     results: dict[int, Result] = {}
-    calls: Sequence[AskedCall] = ()
     for unit in units:
         if isinstance(unit, Said):
             said.append(unit)
@@ -115,7 +114,9 @@ def _place(calls: Sequence[AskedCall], call_id: str, taken: dict[int, Result]) -
     )
 
 
-def fed_items(segment: Segment, calls: Sequence[str], hidden: Sequence[str] = ()) -> list[wire.Item]:
+def fed_items(
+    segment: Segment, calls: Sequence[str], hidden: Sequence[str] = ()
+) -> list[wire.Item]:
     """Return what a segment feeds after an answer whose calls have the ids `calls`.
 
     A call without a result is cancelled, and so are those that the client was not shown.

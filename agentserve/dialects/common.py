@@ -60,7 +60,8 @@ def sampling(fields: Fields, stop: str | list[str] | None) -> wire.Sampling:
     stops = [stop] if isinstance(stop, str) else stop
     if stops := [one for one in stops or [] if one]:
         given["stop"] = stops
-    return convert(given, wire.Sampling)
+    wanted: wire.Sampling = convert(given, wire.Sampling)
+    return wanted
 
 
 def convert(value: Any, shape: Any) -> Any:
@@ -124,5 +125,3 @@ def named(tools: Iterable[wire.Tool], name: Any, param: str) -> wire.NamedTool:
     if not isinstance(name, str) or name not in {tool.name for tool in tools}:
         raise InvalidRequest(f"no tool {str(name)[:64]!r} is declared", param=param)
     return wire.NamedTool(name)
-
-

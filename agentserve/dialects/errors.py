@@ -37,6 +37,8 @@ def openai_error(error: AgentserveError) -> dict[str, Any]:
     """Return the body of an error for OpenAI's clients."""
     kind = "invalid_request_error" if status(error) < 500 else "server_error"
     code = "context_length_exceeded" if error.code == "context_full" else error.code
+    if error.param == "previous_response_id":
+        code = "previous_response_not_found"
     return {
         "error": {
             "message": error.message,

@@ -54,7 +54,10 @@ _SESSION_ID = re.compile(wire.SESSION_ID)
 
 @dataclass
 class Resolved:
-    """A dialect request's turn in its session; `digest` is of all that led to it."""
+    """A dialect request's turn in its session.
+
+    `digest` is of all that led to it, and once it has ended of the answer too; `place` is its own.
+    """
 
     principal: str
     session: str
@@ -64,6 +67,7 @@ class Resolved:
     compared: int = 0  # digests looked up
     imported: int = 0  # answers of the history that the session did not have
     moved: bool = False  # the head was moved, or the session branched
+    place: Position | None = None
 
 
 @dataclass
@@ -130,8 +134,8 @@ class Resolver:
                 return resolved
         raise Overloaded("too many requests at once for one conversation; try again")
 
-    def finish(self, resolved: Resolved, turn: wire.Turn, parts: list[Part]) -> Position:
-        """Remember a turn that ended well, before its client is told; return its place."""
+    def finish(self, resolved: Resolved, turn: wire.Turn, parts: list[Part]) -> None:
+        """Remember a turn that ended well, before its client is told."""
         answer = answered(parts)
         shown = tuple(call.call_id for call in answer.calls)
         hidden = tuple(
@@ -140,10 +144,9 @@ class Resolver:
             if isinstance(item, wire.ToolCallOut | wire.MalformedToolCallOut)
             and item.call_id not in shown
         )
-        position = Position(resolved.session, turn.id, shown, hidden)
-        index = self._index(resolved.principal)
-        index.place(digests.after_answer(resolved.digest, answer), position)
-        return position
+        resolved.place = Position(resolved.session, turn.id, shown, hidden)
+        resolved.digest = digests.after_answer(resolved.digest, answer)
+        self._index(resolved.principal).place(resolved.digest, resolved.place)
 
     async def count(self, principal: str, asked: Asked) -> int:
         """Return the tokens of the prompt that `asked` would be; nothing is run or kept."""
@@ -263,9 +266,7 @@ class Resolver:
         if wanted is not None and not self._free(index.principal, wanted):
             wanted = None
         create, content = self._as_new(asked, wanted)
-        info, _ = await self._with_room(
-            index, lambda: self.service.create(index.principal, create)
-        )
+        info, _ = await self._with_room(index, lambda: self.service.create(index.principal, create))
         session = self.service.look(index.principal, info.id)
         await self._take_in(index, session, digests.root(asked))
         if links.answers and session.head_id is not None:
@@ -312,9 +313,7 @@ class Resolver:
             # A turn inside an imported stretch gets a new node, with the same history.
             return msgspec.structs.replace(at, turn=session.head_id or at.turn), True
         fork = wire.ForkRequest(at=at.turn)
-        made = await self._with_room(
-            index, lambda: self.service.fork(principal, at.session, fork)
-        )
+        made = await self._with_room(index, lambda: self.service.fork(principal, at.session, fork))
         branch = self.service.look(principal, made.sessions[0].id)
         await self._take_in(index, branch, digests.root(asked))
         if not found.same_root:

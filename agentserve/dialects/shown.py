@@ -1,4 +1,4 @@
-"""What a turn shows to a client of any dialect: text, reasoning and calls, as they are generated."""
+"""What a turn shows to a client of any dialect: text, reasoning and calls as they come."""
 
 from collections.abc import AsyncIterator
 

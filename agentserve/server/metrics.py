@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from agentserve import wire
 from agentserve.dialects.resolve import Resolver
+from agentserve.dialects.responses.store import ResponseStore
 from agentserve.engine.messages import Stats
 from agentserve.server.idempotency import AnswerLedger
 from agentserve.sessions.recomputed import REASONS, closed_list
@@ -72,9 +73,9 @@ class Metrics:
         )
         self._registry.register(_ServiceCollector(service, ledger))
 
-    def watch(self, resolver: Resolver) -> None:
-        """Show what `resolver` counts, too."""
-        self._registry.register(_DialectCollector(resolver))
+    def watch(self, resolver: Resolver, responses: ResponseStore) -> None:
+        """Show what the dialects count, too."""
+        self._registry.register(_DialectCollector(resolver, responses))
 
     def _histogram(
         self, buckets: Sequence[float], name: str, text: str, labels: Sequence[str] = ()
@@ -165,8 +166,9 @@ class _ServiceCollector(Collector):
 class _DialectCollector(Collector):
     """Reads what the dialects count at each scrape."""
 
-    def __init__(self, resolver: Resolver) -> None:
+    def __init__(self, resolver: Resolver, responses: ResponseStore) -> None:
         self._resolver = resolver
+        self._responses = responses
 
     def describe(self) -> Iterator[Metric]:
         """Say nothing ahead of time: names are fixed by `collect`."""
@@ -183,6 +185,8 @@ class _DialectCollector(Collector):
         )
         yield _single("dialect_sessions", "Sessions of dialect requests.", resolver.sessions)
         yield _total("dialect_evictions", "Those ended to make room.", resolver.evicted)
+        yield _single("stored_responses", "Responses that are kept.", len(self._responses))
+        yield _single("stored_responses_bytes", "Their bytes.", self._responses.bytes)
 
 
 def _engine(stats: Stats) -> Iterator[Metric]:

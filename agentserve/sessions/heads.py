@@ -117,7 +117,7 @@ class HeadMoves:
         """Change metadata, ttl or tools; the answer says what the next turn will compute."""
         head = session.head
         answer = HeadAnswer(session.head_id, head.length if head is not None else 0, 0, [])
-        if request.tools is not UNSET and tuple(request.tools) != profile.tools:
+        if request.tools is not UNSET and tuple(request.tools) != session.profile.tools:
             session.require_idle()
             await asyncio.to_thread(check_tools, request.tools)
             self._registry.open(session.principal, session.id)

@@ -5,7 +5,7 @@ from typing import Any
 
 from agentserve import wire
 from agentserve.dialects.asked import arguments_of
-from agentserve.dialects.shown import Begun, Closed, Ended, More, Opened, Part, Step
+from agentserve.dialects.shown import Closed, Ended, More, Opened, Part, Step
 
 REASONS = {
     "end": "end_turn",
@@ -66,9 +66,7 @@ async def events(
                 block = _block(Part(0, "text"))
                 yield _event("content_block_start", index=0, content_block=block)
                 yield _event("content_block_stop", index=0)
-            yield _event(
-                "message_delta", delta=_stop(step, stops), usage=usage(step.turn.usage)
-            )
+            yield _event("message_delta", delta=_stop(step, stops), usage=usage(step.turn.usage))
             yield _event("message_stop")
 
 

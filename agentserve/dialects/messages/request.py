@@ -92,9 +92,7 @@ def read(request: MessagesRequest, served: str, *, strict: bool, generates: bool
     )
 
 
-def _conversation(
-    request: MessagesRequest, warnings: list[str]
-) -> tuple[str | None, list[Unit]]:
+def _conversation(request: MessagesRequest, warnings: list[str]) -> tuple[str | None, list[Unit]]:
     given = request.system or []
     blocks = [{"type": "text", "text": given}] if isinstance(given, str) else given
     lead = [text_of([block], warnings.append, "system") for block in blocks]
@@ -130,9 +128,9 @@ def _user(blocks: list[dict[str, Any]], warnings: list[str], param: str) -> list
     for block in blocks:
         if block.get("type") == "tool_result":
             text = text_of(block.get("content"), warnings.append, param)
-            failed = "error" if block.get("is_error") is True else "ok"
             call_id = string(block.get("tool_use_id"), f"{param}.tool_use_id")
-            results.append(Result(call_id, text, failed))
+            failed = block.get("is_error") is True
+            results.append(Result(call_id, text, "error" if failed else "ok"))
         elif block.get("type") in _SERVER_TOOLS:
             warnings.append("block of a server tool dropped")
         else:
