@@ -87,7 +87,8 @@ class Asked(msgspec.Struct):
 def segments(units: Iterable[Unit], calls: Sequence[AskedCall] = ()) -> list[Segment]:
     """Return a conversation by answers; the last segment is what is fed now.
 
-    calls: of an answer that the conversation goes on from. Raises InvalidRequest when a result answers no call of the answer before it.
+    calls: of an answer that the conversation goes on from. Raises InvalidRequest when a result
+    answers no call of the answer before it.
     """
     done: list[Segment] = []
     said: list[Said] = []

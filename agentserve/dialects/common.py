@@ -37,10 +37,15 @@ def decode(body: bytes, shape: type[T]) -> tuple[T, list[str]]:
 
 
 def require_model(asked: str | None, served: str, *, strict: bool) -> str:
-    """Return the name that the answer carries. Raises ModelNotFound when names must agree."""
+    """Return the name that the answer carries.
+
+    Raises InvalidRequest without a name, and ModelNotFound when names must agree.
+    """
+    if not asked:
+        raise InvalidRequest("the name of a model is needed; any will do", param="model")
     if strict and asked != served:
         raise ModelNotFound(f"this server serves {served!r}", param="model")
-    return asked or served
+    return asked
 
 
 def sampling(fields: Fields, stop: str | list[str] | None) -> wire.Sampling:

@@ -26,7 +26,8 @@ Warn = Callable[[str], None]
 def text_of(content: Any, warn: Warn, param: str, between: str = "\n") -> str:
     """Return content (nothing, a string, or a list of parts) as one string.
 
-    Parts are joined by line breaks, those of an answer by nothing. Raises InvalidRequest for what is neither.
+    Parts are joined by line breaks, those of an answer by nothing. Raises InvalidRequest for what
+    is neither.
     """
     if content is None or isinstance(content, str):
         return content or ""

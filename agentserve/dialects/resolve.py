@@ -6,7 +6,7 @@ Signals only rank sessions that have the same history; the history itself decide
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from agentserve.clock import Clock
 from agentserve.config import ServerSettings
 from agentserve.dialects import digests
 from agentserve.dialects.asked import Asked, Segment, fed_items, foreign_ids, foreign_items
+from agentserve.dialects.finding import SIGNALS, Found, find, named, peek, signal_families
 from agentserve.dialects.index import Index, Known, Position
 from agentserve.dialects.learn import learned
 from agentserve.dialects.shown import Part, answered
@@ -38,16 +39,6 @@ from agentserve.sessions.session import Session
 
 T = TypeVar("T")
 
-SIGNALS = (
-    EXPLICIT,
-    "previous_response",
-    "header",
-    "metadata",
-    "cache_key",
-    "call_id",
-    "prefix",
-    "new",
-)
 TRIES = 8
 _SESSION_ID = re.compile(wire.SESSION_ID)
 
@@ -68,15 +59,6 @@ class Resolved:
     imported: int = 0  # answers of the history that the session did not have
     moved: bool = False  # the head was moved, or the session branched
     place: Position | None = None
-
-
-@dataclass
-class _Found:
-    """The longest known part of a conversation: `answers` of it, ending at `position`."""
-
-    position: Position
-    answers: int
-    same_root: bool
 
 
 @dataclass
@@ -111,26 +93,20 @@ class Resolver:
             if signal.name == EXPLICIT:
                 self._learn(index, signal.value)
         for _ in range(TRIES):
-            families = self._families(index, asked)
-            found, compared = self._find(index, asked, links, base, families)
+            families = signal_families(self.service, index, asked, base)
+            found, compared = find(self.service, index, asked, links, families, base)
             try:
                 resolved = await self._start(index, asked, links, found)
-            except (SessionNotFound, SessionClosed):
+            except (SessionNotFound, SessionClosed, TurnNotFound) as error:
                 if found is None or found.position is base:
                     raise
-                index.forget(found.position.session)
-            except TurnNotFound:
-                if found is None or found.position is base:
-                    raise
-                index.forget(found.position.session, found.position.turn)
+                gone = found.position.turn if isinstance(error, TurnNotFound) else None
+                index.forget(found.position.session, gone)
             except (SessionBusy, HeadMoved, SessionExists):
                 continue  # another request came between
             else:
                 resolved.compared = compared
-                resolved.signal = _named(families, found)
-                self.resolved[resolved.signal] += 1
-                for signal in asked.signals:
-                    index.join((signal.name, signal.value), resolved.session)
+                self._note(index, asked, resolved, named(families, found))
                 return resolved
         raise Overloaded("too many requests at once for one conversation; try again")
 
@@ -157,66 +133,11 @@ class Resolver:
         )
         return answer.input_tokens
 
-    # Finding
-
-    def _families(self, index: Index, asked: Asked) -> "list[tuple[str, Collection[str]]]":
-        """Return the sessions that each signal stands for, the surest signal first."""
-        families: list[tuple[str, Collection[str]]] = [
-            (signal.name, index.family((signal.name, signal.value))) for signal in asked.signals
-        ]
-        read = self.service.driver.preparer.call_ids.read
-        for segment in reversed(asked.segments):
-            calls = [result.call_id for _, result in segment.results]
-            calls += [call.call_id for call in segment.answer.calls] if segment.answer else []
-            origins = [origin for call in calls if (origin := read(call)) is not None]
-            if origins:
-                session = index.tagged(origins[-1].session_tag)
-                families.append(("call_id", {session} if session is not None else ()))
-            if calls:
-                break
-        return families
-
-    def _find(
-        self,
-        index: Index,
-        asked: Asked,
-        links: digests.Chain,
-        base: Position | None,
-        families: "list[tuple[str, Collection[str]]]",
-    ) -> tuple[_Found | None, int]:
-        """Return the longest known part of the conversation, and how many were looked up."""
-        own = digests.root(asked)
-
-        def rank(at: Position) -> tuple[bool, bool, int, bool, bool]:
-            session = self._peek(index, at.session)
-            named = [number for number, (_, family) in enumerate(families) if at.session in family]
-            return (
-                session is not None,
-                _has_root(index, at, own),
-                -min(named, default=len(families)),
-                session is not None and session.idle,
-                session is not None and session.head_id == at.turn,
-            )
-
-        compared = 0
-        for answers in range(len(links.answers), 0, -1):
-            compared += 1
-            if positions := index.find(links.answers[answers - 1]):
-                best = max(positions, key=rank)
-                return _Found(best, answers, _has_root(index, best, own)), compared
-        if base is not None:
-            return _Found(base, 0, _has_root(index, base, own)), compared
-        return None, compared
-
-    def _peek(self, index: Index, session: str) -> Session | None:
-        try:
-            return self.service.look(index.principal, session)
-        except (SessionNotFound, SessionClosed):
-            return None
+    # Starting
 
     def _learn(self, index: Index, session_id: str) -> None:
         """Take in a session of the native API that the client names."""
-        session = self._peek(index, session_id)
+        session = peek(self.service, index.principal, session_id)
         if session is None or session_id in index.sessions:
             return
         profile = session.profile
@@ -225,10 +146,8 @@ class Resolver:
         for digest, position in learned(session):
             index.place(digest, position)
 
-    # Starting
-
     async def _start(
-        self, index: Index, asked: Asked, links: digests.Chain, found: _Found | None
+        self, index: Index, asked: Asked, links: digests.Chain, found: Found | None
     ) -> Resolved:
         position: Position | None = None
         imported, moved = len(links.answers), False
@@ -302,7 +221,7 @@ class Resolver:
             return False
         return False
 
-    async def _arrive(self, index: Index, asked: Asked, found: _Found) -> tuple[Position, bool]:
+    async def _arrive(self, index: Index, asked: Asked, found: Found) -> tuple[Position, bool]:
         """Bring a session to the found place: that one, or a branch where it is in use."""
         at, principal = found.position, index.principal
         session = self.service.look(principal, at.session)
@@ -338,6 +257,13 @@ class Resolver:
 
     # Keeping
 
+    def _note(self, index: Index, asked: Asked, resolved: Resolved, name: str) -> None:
+        """Count the signal that stood for the session; from now on every one of them does."""
+        resolved.signal = name
+        self.resolved[name] += 1
+        for signal in asked.signals:
+            index.join((signal.name, signal.value), resolved.session)
+
     def _index(self, principal: str) -> Index:
         if principal not in self._indexes:
             self._indexes[principal] = Index(principal)
@@ -363,7 +289,7 @@ class Resolver:
     async def _evict(self, index: Index) -> bool:
         """End the idle session that was used longest ago, but not the newest one."""
         for known in list(index.sessions.values())[:-1]:
-            session = self._peek(index, known.id)
+            session = peek(self.service, index.principal, known.id)
             if session is None or not known.owned:
                 index.forget(known.id)
                 return True
@@ -386,19 +312,6 @@ class Resolver:
             if known.last_used > oldest:
                 break
             index.forget(known.id)
-
-
-def _named(families: "list[tuple[str, Collection[str]]]", found: _Found | None) -> str:
-    """Return the surest signal that stands for the session that was found."""
-    if found is None:
-        return "new"
-    session = found.position.session
-    return next((name for name, family in families if session in family), "prefix")
-
-
-def _has_root(index: Index, position: Position, root: bytes) -> bool:
-    known = index.sessions.get(position.session)
-    return known is not None and known.root == root
 
 
 def _last_calls(parts: list[Segment], first: int) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from agentserve.dialects.shown import Ended, answered, gather
 from agentserve.errors import (
     AgentserveError,
     InvalidRequest,
+    RouteNotFound,
     SessionClosed,
     SessionNotFound,
     TurnNotFound,
@@ -42,6 +43,7 @@ class ResponsesRoutes:
         one = "/v1/responses/{id}"
         return [
             Route("/v1/responses", self.create, methods=["POST"]),
+            Route("/v1/responses/compact", self.compact, methods=["POST"]),
             Route(one, self.get, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
@@ -79,6 +81,10 @@ class ResponsesRoutes:
             self._store.drop(request.user, answer_id)
             raise
         return turns.whole(going, ended, self._finish(request.user, going, stored, ended))
+
+    async def compact(self, request: Request) -> Response:
+        """POST /v1/responses/compact: not here; clients then compact by themselves."""
+        raise RouteNotFound("this server compacts nothing: send the shortened history itself")
 
     async def get(self, request: Request) -> Response:
         """GET /v1/responses/{id}."""

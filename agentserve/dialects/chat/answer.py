@@ -118,7 +118,7 @@ def _head(answer_id: str, kind: str, model: str, created: int) -> dict[str, Any]
         "created": created,
         "model": model,
         "service_tier": "default",
-        "system_fingerprint": None,
+        "system_fingerprint": "agentserve",
     }
 
 

@@ -15,6 +15,7 @@ REASONS = {
     "max_tokens": "max_tokens",
     "context_full": "model_context_window_exceeded",
 }
+_UNSTOPPED = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
@@ -47,7 +48,7 @@ async def events(
     answer_id: str, model: str, counts: wire.Usage, steps: AsyncIterator[Step], stops: list[str]
 ) -> AsyncIterator[bytes]:
     """Yield the frames of a stream; `counts` are what is known when the turn was admitted."""
-    started = _message(answer_id, model, []) | {"stop_reason": None, "stop_sequence": None}
+    started = _message(answer_id, model, []) | _UNSTOPPED
     yield _event("message_start", message=started | {"usage": usage(counts, 0)})
     yield PING
     async for step in steps:
@@ -88,13 +89,15 @@ def _stop(ended: Ended, stops: list[str]) -> dict[str, Any]:
         reason = "end_turn"
     stopped = reason == "stop_sequence"
     # Which one it was is not known when there are several.
-    return {"stop_reason": reason, "stop_sequence": stops[0] if stopped and stops else None}
+    sequence = stops[0] if stopped and stops else None
+    return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
 
 
 def _block(part: Part) -> dict[str, Any]:
     if part.kind == "call":
         arguments = arguments_of(part.text)
-        return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": arguments}
+        named = {"type": "tool_use", "id": part.call_id, "name": part.name}
+        return named | {"input": arguments, "caller": {"type": "direct"}}
     if part.kind == "reasoning":
         return {"type": "thinking", "thinking": part.text, "signature": ""}
     return {"type": "text", "text": part.text, "citations": None}
