@@ -91,8 +91,9 @@ def assemble(
     backend: Backend,
     server: ServerSettings | None = None,
     engine: EngineSettings | None = None,
+    text: ModelText | None = None,
 ) -> Assembly:
-    """Put a server together from a prepared model directory.
+    """Put a server together from a prepared model directory, whose `text` may be loaded already.
 
     Raises ValueError when the server would be open to the network without a key, and ScriptError
     when the model has no form for what a script says.
@@ -101,7 +102,7 @@ def assemble(
     clock = SystemClock()
     form = ThreadLink if backend.in_process else ProcessLink
     link = form(backend.factory, backend.options, engine or EngineSettings(), clock)
-    text = load_text(directory, server.model_name)
+    text = text or load_text(directory, server.model_name)
     store = MemoryStore(server.store_bytes)
     script = Script(backend.script, text) if backend.script is not None else None
     service = SessionService(link, text, store, server, clock, random.SystemRandom(), script)

@@ -56,6 +56,13 @@ def serve(  # noqa: PLR0913 - one argument per command line option
             min=0, help="Tokens of the context kept free, for example for a summary of the session."
         ),
     ] = 0,
+    strict_model: Annotated[
+        bool,
+        typer.Option(
+            "--strict-model",
+            help="Refuse requests to /v1/... that name another model; else any name is served.",
+        ),
+    ] = False,
     allow_force: Annotated[
         bool,
         typer.Option(
@@ -99,6 +106,7 @@ def serve(  # noqa: PLR0913 - one argument per command line option
         model_name=served_name(model),
         max_sessions=max_sessions,
         reserve_output=reserve_output,
+        strict_model=strict_model,
         allow_force=allow_force,
     )
     with listen(host, port) as listener:

@@ -41,7 +41,7 @@ def _part(part: Any, warn: Warn, param: str) -> str:
         return part
     if not isinstance(part, dict):
         raise InvalidRequest("a part of content is an object with a type", param=param)
-    kind = part.get("type", "text")
+    kind = string(part.get("type", "text"), param)
     if kind in _TEXTS:
         return string(part.get("text"), param)
     if kind == "refusal":
@@ -53,7 +53,7 @@ def _part(part: Any, warn: Warn, param: str) -> str:
     if kind in _OMITTED:
         warn(f"{_OMITTED[kind]} omitted")
         return f"[{_OMITTED[kind]} omitted]"
-    raise InvalidRequest(f"content of type {str(kind)[:40]!r} is not known", param=param)
+    raise InvalidRequest(f"content of type {kind[:40]!r} is not known", param=param)
 
 
 def string(value: Any, param: str) -> str:

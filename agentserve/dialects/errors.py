@@ -30,7 +30,7 @@ def status(error: AgentserveError) -> int:
     """Return the status of an error: conflicts and refused contents are bad requests here."""
     if error.status in _PLAIN:
         return error.status
-    return 400 if error.status < 500 else 503
+    return 400 if error.status < 500 else 500
 
 
 def openai_error(error: AgentserveError) -> dict[str, Any]:

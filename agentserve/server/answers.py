@@ -44,7 +44,7 @@ def error_response(
     status = error.status if dialect is None else errors.status(error)
     if status in (429, 503):
         own["Retry-After"] = str(RETRY_AFTER_S)
-    if status in (409, 500) or not (error.retryable or status < 500):
+    if status == 409 or (dialect is not None and status == 500):
         # Common client libraries retry these; ours need another request, not the same again.
         own["x-should-retry"] = "false"
     if error.status == 405:

@@ -143,7 +143,7 @@ def _assistant(blocks: list[dict[str, Any]], warnings: list[str], param: str) ->
     thoughts: list[str] = []
     calls: list[AskedCall] = []
     for block in blocks:
-        kind = block.get("type", "text")
+        kind = string(block.get("type", "text"), param)
         if kind == "tool_use":
             arguments = block.get("input")
             calls.append(
