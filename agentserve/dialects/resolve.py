@@ -70,6 +70,8 @@ class Resolver:
     clock: Clock
     resolved: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(SIGNALS, 0)))
     evicted: int = 0
+    lookups: int = 0  # digests that were looked up
+    imported: int = 0  # answers of histories that no session had
     _indexes: dict[str, Index] = field(default_factory=dict)
 
     @property
@@ -181,11 +183,13 @@ class Resolver:
     async def _create(
         self, index: Index, asked: Asked, links: digests.Chain
     ) -> tuple[str, list[wire.Item]]:
-        wanted = next((s.value for s in asked.signals if s.name == EXPLICIT), None)
-        if wanted is not None and not self._free(index.principal, wanted):
-            wanted = None
-        create, content = self._as_new(asked, wanted)
-        info, _ = await self._with_room(index, lambda: self.service.create(index.principal, create))
+        wanted = next((s.value for s in asked.signals if s.name == EXPLICIT), "")
+        name = wanted if _SESSION_ID.fullmatch(wanted) else None
+        create, content = self._as_new(asked, name)
+        try:
+            info = await self._made(index, create)
+        except SessionExists:
+            info = await self._made(index, msgspec.structs.replace(create, id=None))
         session = self.service.look(index.principal, info.id)
         await self._take_in(index, session, digests.root(asked))
         if links.answers and session.head_id is not None:
@@ -209,25 +213,16 @@ class Resolver:
         )
         return create, fed_items(last, _last_calls(asked.segments, 0))
 
-    def _free(self, principal: str, name: str) -> bool:
-        """Return whether a session may be created under a client's own name."""
-        if not _SESSION_ID.fullmatch(name):
-            return False
-        try:
-            self.service.look(principal, name)
-        except SessionNotFound:
-            return True
-        except SessionClosed:
-            return False
-        return False
-
     async def _arrive(self, index: Index, asked: Asked, found: Found) -> tuple[Position, bool]:
-        """Bring a session to the found place: that one, or a branch where it is in use."""
+        """Bring a session to the found place: that one, or a branch of one that is in use.
+
+        One that awaits its tools is in use: it will most likely go on from where it is.
+        """
         at, principal = found.position, index.principal
         session = self.service.look(principal, at.session)
-        if found.same_root and session.idle:
-            if session.head_id == at.turn:
-                return at, False
+        if found.same_root and session.idle and session.head_id == at.turn:
+            return at, False
+        if found.same_root and session.idle and not session.pending():
             await self.service.rollback(principal, at.session, wire.RollbackRequest(to=at.turn))
             # A turn inside an imported stretch gets a new node, with the same history.
             return msgspec.structs.replace(at, turn=session.head_id or at.turn), True
@@ -260,6 +255,8 @@ class Resolver:
     def _note(self, index: Index, asked: Asked, resolved: Resolved, name: str) -> None:
         """Count the signal that stood for the session; from now on every one of them does."""
         resolved.signal = name
+        self.lookups += resolved.compared
+        self.imported += resolved.imported
         self.resolved[name] += 1
         for signal in asked.signals:
             index.join((signal.name, signal.value), resolved.session)
@@ -276,6 +273,14 @@ class Resolver:
         index.add(self._known(session, root, owned=True))
         while len(index.sessions) > self.settings.dialect_sessions and await self._evict(index):
             pass
+
+    async def _made(self, index: Index, create: wire.CreateRequest) -> wire.SessionInfo:
+        info, created = await self._with_room(
+            index, lambda: self.service.create(index.principal, create)
+        )
+        if not created:
+            raise SessionExists("the name is in use", param="id")
+        return info
 
     async def _with_room(self, index: Index, make: Callable[[], Awaitable[T]]) -> T:
         """Make a session; the one that was used longest ago goes where the quota is full."""

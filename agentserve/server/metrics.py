@@ -185,6 +185,14 @@ class _DialectCollector(Collector):
         )
         yield _single("dialect_sessions", "Sessions of dialect requests.", resolver.sessions)
         yield _total("dialect_evictions", "Those ended to make room.", resolver.evicted)
+        yield _total(
+            "dialect_lookups", "Answers of histories that were looked up.", resolver.lookups
+        )
+        yield _total(
+            "dialect_imported_answers",
+            "Answers of histories that no session had.",
+            resolver.imported,
+        )
         yield _single("stored_responses", "Responses that are kept.", len(self._responses))
         yield _single("stored_responses_bytes", "Their bytes.", self._responses.bytes)
 

@@ -107,7 +107,9 @@ def test_a_scripted_session_calls_tools_and_keeps_its_kv():
 
 
 def test_raw_output_is_read_as_the_model_wrote_it():
-    raw = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": {\n</tool_call>'
+    raw = (
+        '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": {\n</tool_call>'
+    )
     with scripted({"raw": raw}, family="qwen3") as server:
         session = server.http.post("/sessions", json={"tools": [TOOL]}).json()["id"]
         turn = server.http.post(f"/sessions/{session}/turn", json={"input": "x"}).json()
