@@ -19,7 +19,7 @@ PIP := $(PY) -m pip install --disable-pip-version-check -q -c constraints.txt
 endif
 BASE := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help demo test check fmt sim record-sim progress exactness mutants \
+.PHONY: help demo test check fmt sim record-sim progress exactness mutants mutated-bodies compat \
 	bench-tools bench-scale bench-residency bench-prepared bench-floor bench-overhead bench-history \
 	peers bench-peers gpu-compile clean
 .DEFAULT_GOAL := help
@@ -49,8 +49,8 @@ sim: $(STAMPS)/installed  ## seeded simulation, a tenth of it on the simulated d
 	$(PY) -m agentserve.engine.simrunner --seeds $$(($(SEEDS) / 10)) --jobs 2
 
 # The scripts in benchmarks/ import their neighbours and the tests' support modules.
-record-sim progress exactness mutants bench-tools bench-scale bench-residency bench-prepared \
-bench-floor bench-overhead bench-history peers bench-peers: \
+record-sim progress exactness mutants mutated-bodies bench-tools bench-scale bench-residency \
+bench-prepared bench-floor bench-overhead bench-history peers bench-peers: \
 	export PYTHONPATH = benchmarks:tests/support
 
 record-sim: $(STAMPS)/installed  ## the same, written to benchmarks/results/simulation.json
@@ -64,6 +64,17 @@ exactness: $(STAMPS)/installed-test  ## SmolLM2 whose KV moves, drops and is com
 
 mutants: $(STAMPS)/installed-test  ## seeded bugs in residency and copy code, each of which must be caught
 	$(PY) benchmarks/mutants.py --output benchmarks/results/mutants.json
+
+mutated-bodies: $(STAMPS)/installed-test  ## 5,000 mutated requests of each dialect, 5 minutes
+	$(PY) benchmarks/mutated_bodies.py
+
+COMPAT ?= .compat
+compat: export PYTHONPATH = .:kernels:tools
+compat: $(STAMPS)/installed-test  ## clients of the dialects, in an environment of their own
+	test -x $(COMPAT)/bin/python || $(PY) -m venv $(COMPAT)
+	$(PY) -c "import site; print(site.getsitepackages()[0])" > $$($(COMPAT)/bin/python -c "import site; print(site.getsitepackages()[0])")/beside.pth
+	$(COMPAT)/bin/python -m pip install --disable-pip-version-check -q -r tests/compat/requirements.txt
+	$(COMPAT)/bin/python -m pytest tests/compat
 
 bench-tools: $(STAMPS)/installed  ## how often SmolLM2 calls the right tool, in four modes
 	$(PY) benchmarks/bench_tools.py

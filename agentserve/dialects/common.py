@@ -104,6 +104,19 @@ def response_format(kind: Any, schema: Any, param: str) -> wire.ResponseFormat |
     raise InvalidRequest("the type is text, json_object or json_schema", param=param)
 
 
+def beside_tools(
+    form: wire.ResponseFormat | None, tools: list[wire.Tool], choice: Any, warnings: list[str]
+) -> wire.ResponseFormat | None:
+    """Return the constraint on an answer that may also be a call: none.
+
+    A turn has one grammar, and one for the answer alone would forbid every call.
+    """
+    if form is None or not tools or choice == "none":
+        return form
+    warnings.append("answer format not enforced beside tools")
+    return None
+
+
 def thinking_off(effort: Any) -> dict[str, bool | int | float | str | None]:
     """Return the template options of a reasoning effort: only none at all is one."""
     return {"enable_thinking": False} if effort == "none" else {}

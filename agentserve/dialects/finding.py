@@ -43,9 +43,10 @@ def signal_families(
 
     The last call id in the conversation that this server minted is a signal, too.
     """
-    families: list[Family] = [
-        (signal.name, index.family((signal.name, signal.value))) for signal in asked.signals
-    ]
+    families: list[Family] = []
+    for signal in asked.signals:
+        own = (signal.value,) if signal.name == EXPLICIT else ()
+        families.append((signal.name, (*own, *index.family((signal.name, signal.value)))))
     if base is not None:
         explicit = sum(signal.name == EXPLICIT for signal in asked.signals)
         families.insert(explicit, ("previous_response", (base.session,)))

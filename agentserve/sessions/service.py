@@ -254,10 +254,7 @@ class SessionService:
     # For the dialects, which send whole conversations
 
     def look(self, principal: str, session_id: str) -> Session:
-        """Return an open session, to be read and not changed.
-
-        Raises SessionNotFound, SessionClosed.
-        """
+        """Return an open session, to be read only. Raises SessionNotFound, SessionClosed."""
         return self._registry.open(principal, session_id)
 
     async def reprofile(self, principal: str, session_id: str, request: CreateRequest) -> None:

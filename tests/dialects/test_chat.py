@@ -210,6 +210,15 @@ def test_what_cannot_be_done_is_a_400_that_names_the_field(refusing, change, par
     assert refusing.http.get("/sessions").json()["sessions"] == []
 
 
+def test_a_format_of_the_answer_does_not_forbid_calls():
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    with scripted(said("{}", repeat=True)) as server:
+        alone = server.post(PATH, body([user("hi")], response_format=form))
+        assert "X-AgentServe-Warning" not in alone.headers
+        beside = server.post(PATH, body([user("hi")], response_format=form, tools=TOOLS))
+        assert "not enforced beside tools" in beside.headers["X-AgentServe-Warning"]
+
+
 def test_a_prompt_that_does_not_fit_says_so_as_clients_expect():
     with scripted(said("x"), max_context=128, num_blocks=64) as server:
         answer = server.post(PATH, body([user("word " * 300)]))

@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import pytest
@@ -66,7 +67,7 @@ def resent():
             messages += [message, said_next]
         assert server.metric("dialect_sessions") == 1
         assert server.metric("dialect_imported_answers_total") == 0
-    for earlier, later in zip(prompts, prompts[1:], strict=False):
+    for earlier, later in itertools.pairwise(prompts):
         used = earlier["prompt_tokens"] + earlier["completion_tokens"]
         assert later["prompt_tokens_details"]["cached_tokens"] >= used - 1
     return computed, lookups

@@ -89,6 +89,16 @@ def test_of_equal_histories_the_one_that_the_signal_names_goes_on(server):
         assert session == sessions[name]
 
 
+def test_the_session_header_of_an_answer_names_the_session_of_the_next_request(server):
+    for name in ("left", "right"):  # two sessions with one history
+        answer, session, _ = chat(server, [user("echo")], body={"prompt_cache_key": name})
+        before = server.resolved().get("session_id", 0)
+        messages = [user("echo"), answer, user("go on")]
+        _, again, _ = chat(server, messages, X_AgentServe_Session=session)
+        assert again == session
+        assert server.resolved()["session_id"] == before + 1
+
+
 def test_a_signal_is_no_proof_the_history_decides(server):
     key = {"prompt_cache_key": "shared"}
     answer, first, _ = chat(server, [user("one story")], body=key)

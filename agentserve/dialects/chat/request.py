@@ -70,7 +70,7 @@ def read(request: ChatRequest, served: str, *, strict: bool) -> Asked:
     tools = _tools(request.tools or [], warnings)
     explicit, cache = signals.from_body(request.session_id, request.prompt_cache_key)
     choice, allowed = _choice(request.tool_choice, tools)
-    form = request.response_format
+    form = None if request.response_format is None else _format(request.response_format)
     return Asked(
         model=common.require_model(request.model, served, strict=strict),
         system=system,
@@ -85,7 +85,7 @@ def read(request: ChatRequest, served: str, *, strict: bool) -> Asked:
             tool_choice=choice,
             tools_allowed=allowed,
             parallel_tool_calls=request.parallel_tool_calls is not False,
-            response_format=None if form is None else _format(form),
+            response_format=common.beside_tools(form, tools, choice, warnings),
             on_pending="cancel",
         ),
         stream=request.stream is True,

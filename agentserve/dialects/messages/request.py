@@ -68,6 +68,7 @@ def read(request: MessagesRequest, served: str, *, strict: bool, generates: bool
         temperature=request.temperature, top_p=request.top_p, top_k=request.top_k
     )
     choice = request.tool_choice or {}
+    chosen = _choice(choice, tools)
     explicit, _ = signals.from_body(request.session_id, None)
     return Asked(
         model=common.require_model(request.model, served, strict=strict),
@@ -78,9 +79,9 @@ def read(request: MessagesRequest, served: str, *, strict: bool, generates: bool
             input=[],
             max_output_tokens=common.limit(request.max_tokens, "max_tokens"),
             sampling=common.sampling(fields, request.stop_sequences),
-            tool_choice=_choice(choice, tools),
+            tool_choice=chosen,
             parallel_tool_calls=choice.get("disable_parallel_tool_use") is not True,
-            response_format=_format(request),
+            response_format=common.beside_tools(_format(request), tools, chosen, warnings),
             on_pending="cancel",
         ),
         stream=request.stream is True,

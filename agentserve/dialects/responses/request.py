@@ -68,6 +68,7 @@ def read(
     tools = _tools(request.tools or [], warnings)
     explicit, cache = signals.from_body(request.session_id, request.prompt_cache_key)
     choice, allowed = _choice(request.tool_choice, tools)
+    form = _format(request.text)
     return Asked(
         model=common.require_model(request.model, served, strict=strict),
         system=system,
@@ -80,7 +81,7 @@ def read(
             tool_choice=choice,
             tools_allowed=allowed,
             parallel_tool_calls=request.parallel_tool_calls is not False,
-            response_format=_format(request.text),
+            response_format=common.beside_tools(form, tools, choice, warnings),
             on_pending="cancel",
             on_disconnect="continue" if request.background else "cancel",
         ),
