@@ -1,5 +1,6 @@
 """The routes of API.md: decode the request, ask the session service, encode the answer."""
 
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,6 +25,7 @@ from agentserve.sessions.service import SessionService
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 PageSize = Annotated[int, Meta(ge=1, le=1000)]
+MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.:-]{0,127}(/[A-Za-z0-9][\w.:-]{0,127})?", re.ASCII)
 EventSeq = Annotated[int, Meta(ge=0, le=10**15)]
 
 
@@ -314,7 +316,8 @@ class OperatorRoutes:
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}: any name is served by the one model, unless names are strict."""
         name = request.path_params["id"]
-        if self._settings.strict_model and name != self._settings.model_name:
+        unknown = self._settings.strict_model and name != self._settings.model_name
+        if unknown or not MODEL_NAME.fullmatch(name):
             raise ModelNotFound(f"this server serves {self._settings.model_name!r}", param="model")
         return json_response(self._model(name))
 
