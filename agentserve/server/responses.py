@@ -13,7 +13,7 @@ from starlette.routing import Route
 from agentserve import wire
 from agentserve.dialects.index import Position
 from agentserve.dialects.responses import answer
-from agentserve.dialects.responses.request import ResponsesRequest, read
+from agentserve.dialects.responses.request import ResponsesRequest, leading, read
 from agentserve.dialects.responses.store import ResponseStore, Stored
 from agentserve.dialects.shown import Ended, answered, gather
 from agentserve.errors import (
@@ -55,7 +55,8 @@ class ResponsesRoutes:
         turns = self._turns
         asked_for, unknown = await turns.read(request, ResponsesRequest)
         before = self._before(request.user, asked_for)
-        asked = read(asked_for, calls=before.calls if before else (), **turns.naming)
+        calls, inherited = (before.calls, before.lead) if before else ((), [])
+        asked = read(asked_for, calls=calls, inherited=inherited, **turns.naming)
         base: tuple[Position, bytes] | None = None
         if before is not None and before.position is not None:
             base = before.position, before.digest
@@ -67,7 +68,8 @@ class ResponsesRoutes:
             raise _not_found(asked_for) from error
         answer_id = f"resp_{secrets.token_hex(16)}"
         response = answer.blank(answer_id, int(time.time()), asked, asked_for)
-        stored = Stored(response, _input(asked_for), going.resolved.session, going.turn.id)
+        lead = [*inherited, *leading(asked_for, [])]
+        stored = Stored(response, _input(asked_for), going.resolved.session, going.turn.id, lead)
         if asked_for.store is not False:
             self._store.put(request.user, stored)
         if asked.stream:

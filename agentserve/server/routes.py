@@ -329,6 +329,7 @@ class OperatorRoutes:
             "owned_by": "agentserve",
             "type": "model",
             "display_name": name,
+            "max_model_len": self._service.driver.info.max_context,  # vLLM's name for it
             "created_at": "1970-01-01T00:00:00Z",
         }
 

@@ -211,3 +211,27 @@ def test_the_store_is_bounded_by_bytes():
     assert store.get("me", "r19") is not None
     assert store.get("me", "r0") is None
     assert store.get("you", "r19") is None
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_system_items_of_the_input_are_inherited_and_instructions_are_not(role):
+    lead = {"type": "message", "role": role, "content": "Speak of ships."}
+    with scripted(
+        said("Ahoy.", system="Speak of ships.", when="Hi"),
+        said("Aye.", system="Speak of ships.", when="Again"),
+        said("Aye aye.", system="Speak of ships.", when="More"),
+    ) as server:
+        first = server.post(PATH, body([lead, {"role": "user", "content": "Hi"}])).json()
+        second = server.post(PATH, body("Again", previous_response_id=first["id"])).json()
+        third = server.post(PATH, body("More", previous_response_id=second["id"])).json()
+        assert server.resolved() == {"new": 1, "previous_response": 2}
+    assert reused(first, second)
+    assert reused(second, third)
+    with scripted(
+        said("Ahoy.", system="Speak of ships.", when="Hi"),
+        said("Aye.", system="Speak of ships.", when="Again"),
+        said("What?", when="Again"),
+    ) as server:
+        first = server.post(PATH, body("Hi", instructions="Speak of ships.")).json()
+        second = server.post(PATH, body("Again", previous_response_id=first["id"])).json()
+    assert second["output"][0]["content"][0]["text"] == "What?"

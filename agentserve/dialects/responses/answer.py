@@ -31,7 +31,7 @@ def blank(answer_id: str, created: int, asked: Asked, request: ResponsesRequest)
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": _text(request.prompt_cache_key),
-        "reasoning": {"effort": (request.reasoning or {}).get("effort"), "summary": None},
+        "reasoning": {name: (request.reasoning or {}).get(name) for name in ("effort", "summary")},
         "safety_identifier": _text(request.safety_identifier),
         "service_tier": "default",
         "store": request.store is not False,
@@ -104,7 +104,6 @@ def item(answer_id: str, part: Part, status: str = "completed") -> dict[str, Any
             "id": f"rs_{name}",
             "summary": [],
             "content": content,
-            "encrypted_content": None,
             "status": status,
         }
     return {

@@ -56,15 +56,23 @@ class ResponsesRequest(common.Fields, frozen=True, kw_only=True):
 
 
 def read(
-    request: ResponsesRequest, served: str, *, strict: bool, calls: Sequence[AskedCall] = ()
+    request: ResponsesRequest,
+    served: str,
+    *,
+    strict: bool,
+    calls: Sequence[AskedCall] = (),
+    inherited: Sequence[str] = (),
 ) -> Asked:
     """Return what the request asks for.
 
-    calls: of the response that it goes on from. Raises InvalidRequest, ModelNotFound.
+    calls, inherited: of the response that it goes on from: its calls, and the system texts that its
+    input began with. Raises InvalidRequest, ModelNotFound.
     """
     _refuse(request)
     warnings: list[str] = []
-    system, units = _conversation(request, warnings)
+    lead = leading(request, warnings)
+    system = system_text([request.instructions or "", *inherited, *lead])
+    units = _units(request, len(lead), warnings)
     tools = _tools(request.tools or [], warnings)
     explicit, cache = signals.from_body(request.session_id, request.prompt_cache_key)
     choice, allowed = _choice(request.tool_choice, tools)
@@ -105,13 +113,28 @@ def _refuse(request: ResponsesRequest) -> None:
         raise InvalidRequest("a response in the background is stored", param="store")
 
 
-def _conversation(request: ResponsesRequest, warnings: list[str]) -> tuple[str | None, list[Unit]]:
-    lead = [request.instructions or ""]
+def leading(request: ResponsesRequest, warnings: list[str]) -> list[str]:
+    """Return the system texts that the input begins with.
+
+    What goes on from the response inherits them, as all of the input, but not `instructions`.
+    """
+    texts: list[str] = []
+    for number, item in enumerate(_items(request)):
+        if item.get("type", "message") != "message" or item.get("role") not in _SYSTEM:
+            break
+        texts.append(text_of(item.get("content"), warnings.append, f"input[{number}]"))
+    return texts
+
+
+def _items(request: ResponsesRequest) -> list[dict[str, Any]]:
     given = request.input or []
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+def _units(request: ResponsesRequest, first: int, warnings: list[str]) -> list[Unit]:
     units: list[Unit] = []
     answer: list[dict[str, Any]] = []  # items of the assistant that stand together
-    for number, item in enumerate(items):
+    for number, item in enumerate(_items(request)[first:], start=first):
         param = f"input[{number}]"
         kind = item.get("type", "message")
         if kind in ("reasoning", "function_call") or item.get("role") == "assistant":
@@ -120,13 +143,10 @@ def _conversation(request: ResponsesRequest, warnings: list[str]) -> tuple[str |
         if answer:
             units.append(_answered(answer, warnings, param))
             answer = []
-        if kind == "message" and item.get("role") in _SYSTEM and not units:
-            lead.append(text_of(item.get("content"), warnings.append, param))
-        else:
-            units += _fed(item, kind, warnings, param)
+        units += _fed(item, kind, warnings, param)
     if answer:
         units.append(_answered(answer, warnings, "input"))
-    return system_text(lead), units
+    return units
 
 
 def _fed(item: dict[str, Any], kind: Any, warnings: list[str], param: str) -> list[Unit]:

@@ -1,7 +1,7 @@
 """The responses that can be asked for again and gone on from: in memory, bounded by bytes."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentserve import wire
@@ -13,12 +13,16 @@ _ENTRY = 512  # bytes of one beside its JSON
 
 @dataclass
 class Stored:
-    """One response; `position` and `digest` once its turn is in the session's history."""
+    """One response; `position` and `digest` once its turn is in the session's history.
+
+    `lead` are the system texts that the conversation's input began with.
+    """
 
     body: dict[str, Any]
     input: list[Any]
     session: str
     turn: str
+    lead: list[str] = field(default_factory=list)
     position: Position | None = None
     digest: bytes = b""
     calls: tuple[AskedCall, ...] = ()
