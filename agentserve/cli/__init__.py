@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from agentserve import __version__
-from agentserve.cli import inspect, serve, sessions, workload
+from agentserve.cli import inspect, launch, serve, sessions, workload
 from agentserve.cli.options import CommandFailed
 from agentserve.errors import AgentserveError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 for command, summary in (
     (serve.serve, "Serve a model over HTTP."),
+    (launch.launch, "Start Claude Code or Codex on a running server."),
     (workload.replay, "Replay an agent's turns and report."),
     (workload.report, "Compare the reports of two replays."),
     (workload.demo, "Replay a coding agent's 100 turns and report."),
