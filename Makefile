@@ -5,6 +5,7 @@ SEEDS ?= 2000
 DEPTH ?= 9
 TURNS ?= 100
 PEERS ?= .peers
+COMPAT ?= .compat
 ROUNDS ?= 3
 export PYTHONSAFEPATH = 1
 
@@ -68,14 +69,6 @@ mutants: $(STAMPS)/installed-test  ## seeded bugs in residency and copy code, ea
 mutated-bodies: $(STAMPS)/installed-test  ## 5,000 mutated requests of each dialect, 5 minutes
 	$(PY) benchmarks/mutated_bodies.py
 
-COMPAT ?= .compat
-compat: export PYTHONPATH = .:kernels:tools
-compat: $(STAMPS)/installed-test  ## clients of the dialects, in an environment of their own
-	test -x $(COMPAT)/bin/python || $(PY) -m venv $(COMPAT)
-	$(PY) -c "import site; print(site.getsitepackages()[0])" > $$($(COMPAT)/bin/python -c "import site; print(site.getsitepackages()[0])")/beside.pth
-	$(COMPAT)/bin/python -m pip install --disable-pip-version-check -q -r tests/compat/requirements.txt
-	$(COMPAT)/bin/python -m pytest tests/compat
-
 bench-tools: $(STAMPS)/installed  ## how often SmolLM2 calls the right tool, in four modes
 	$(PY) benchmarks/bench_tools.py
 
@@ -102,6 +95,11 @@ peers: $(STAMPS)/installed  ## the peers' environments and weights, 6 GB, half a
 
 bench-peers: $(STAMPS)/installed  ## agentserve against vLLM, llama.cpp, OpenVINO and transformers, hours
 	$(PY) benchmarks/peers/run.py --peers $(PEERS) --rounds $(ROUNDS) $(RACE)
+
+compat: export PYTHONPATH = benchmarks:tests/support:tests/compat
+compat: $(STAMPS)/installed-test  ## agent frameworks, Claude Code and Codex against a scripted server: 2 GB, 8 minutes
+	$(PY) tests/compat/install.py --directory $(COMPAT)
+	$(PY) tests/compat/run.py --environments $(COMPAT) --json benchmarks/results/compat.json
 
 gpu-compile: export PYTHONPATH = .
 gpu-compile: $(STAMPS)/installed-test  ## registers and spills of the GPU kernels, compiled without a GPU
