@@ -5,6 +5,7 @@ SEEDS ?= 2000
 DEPTH ?= 9
 TURNS ?= 100
 PEERS ?= .peers
+COMPAT ?= .compat
 ROUNDS ?= 3
 export PYTHONSAFEPATH = 1
 
@@ -19,8 +20,9 @@ PIP := $(PY) -m pip install --disable-pip-version-check -q -c constraints.txt
 endif
 BASE := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help demo test check fmt sim record-sim progress exactness mutants bench-grammar grammar-attack \
-	fuzz-tools bench-scan bench-tools bench-scale bench-residency bench-prepared bench-floor bench-overhead bench-history \
+.PHONY: help demo test check fmt sim record-sim progress exactness mutants mutated-bodies compat \
+	bench-grammar grammar-attack fuzz-tools bench-scan bench-tools bench-scale bench-residency \
+	bench-prepared bench-floor bench-overhead bench-history \
 	peers bench-peers gpu-compile clean
 .DEFAULT_GOAL := help
 
@@ -49,8 +51,8 @@ sim: $(STAMPS)/installed  ## seeded simulation, a tenth of it on the simulated d
 	$(PY) -m agentserve.engine.simrunner --seeds $$(($(SEEDS) / 10)) --jobs 2
 
 # The scripts in benchmarks/ import their neighbours and the tests' support modules.
-record-sim progress exactness mutants fuzz-tools bench-scan bench-tools bench-scale bench-residency bench-prepared \
-bench-floor bench-overhead bench-history peers bench-peers: \
+record-sim progress exactness mutants mutated-bodies fuzz-tools bench-scan bench-tools bench-scale \
+bench-residency bench-prepared bench-floor bench-overhead bench-history peers bench-peers: \
 	export PYTHONPATH = benchmarks:tests/support
 
 record-sim: $(STAMPS)/installed  ## the same, written to benchmarks/results/simulation.json
@@ -64,6 +66,9 @@ exactness: $(STAMPS)/installed-test  ## SmolLM2 whose KV moves, drops and is com
 
 mutants: $(STAMPS)/installed-test  ## seeded bugs in residency and copy code, each of which must be caught
 	$(PY) benchmarks/mutants.py --output benchmarks/results/mutants.json
+
+mutated-bodies: $(STAMPS)/installed-test  ## 5,000 mutated requests of each dialect, 5 minutes
+	$(PY) benchmarks/mutated_bodies.py
 
 fuzz-tools: $(STAMPS)/installed-test  ## 100,000 mutated outputs of every family of tool calls
 	$(PY) benchmarks/fuzz_tools.py
@@ -103,6 +108,11 @@ peers: $(STAMPS)/installed  ## the peers' environments and weights, 6 GB, half a
 
 bench-peers: $(STAMPS)/installed  ## agentserve against vLLM, llama.cpp, OpenVINO and transformers, hours
 	$(PY) benchmarks/peers/run.py --peers $(PEERS) --rounds $(ROUNDS) $(RACE)
+
+compat: export PYTHONPATH = benchmarks:tests/support:tests/compat
+compat: $(STAMPS)/installed-test  ## agent frameworks, Claude Code and Codex against a scripted server: 2 GB, 8 minutes
+	$(PY) tests/compat/install.py --directory $(COMPAT)
+	$(PY) tests/compat/run.py --environments $(COMPAT) --json benchmarks/results/compat.json
 
 gpu-compile: export PYTHONPATH = .
 gpu-compile: $(STAMPS)/installed-test  ## registers and spills of the GPU kernels, compiled without a GPU

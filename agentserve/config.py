@@ -47,6 +47,10 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_body_bytes: int = 8 * 1024 * 1024
     reserve_output: int = 0  # tokens of the context kept free for a summary
     default_max_output_tokens: int = 1024
+    dialect_sessions: int = 256  # for each principal, of requests that resend their history
+    dialect_ttl_s: float = 6 * 3600.0  # such a session ends after so long without a request
+    stored_responses_bytes: int = 64 * 1024 * 1024  # of /v1/responses, for `previous_response_id`
+    strict_model: bool = False  # dialect requests must name the served model
     allow_force: bool = False  # `debug.force` is accepted (replay)
     prepared_prefills: int = 2  # histories prefilled ahead of a user message at a time; 0: none
     disconnect_grace_s: float = 5.0

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from agentserve import __version__
-from agentserve.cli import agent, inspect, serve, sessions, workload
+from agentserve.cli import agent, inspect, launch, serve, sessions, workload
 from agentserve.cli.options import CommandFailed
 from agentserve.errors import AgentserveError
 
@@ -26,6 +26,7 @@ for command, summary, codes in (
     (serve.serve, "Serve a model over HTTP.", EXIT_CODES),
     (agent.run, "Let a model do a task with tools.", agent.RUN_EXIT_CODES),
     (agent.chat, "Talk to a model that has tools.", EXIT_CODES),
+    (launch.launch, "Start Claude Code or Codex on a running server.", EXIT_CODES),
     (workload.replay, "Replay an agent's turns and report.", EXIT_CODES),
     (workload.report, "Compare the reports of two replays.", EXIT_CODES),
     (workload.demo, "Replay a coding agent's 100 turns and report.", EXIT_CODES),

@@ -70,6 +70,13 @@ def serve(  # noqa: PLR0913 - one argument per command line option
             "`agentserve doctor --families` lists the names.",
         ),
     ] = "auto",
+    strict_model: Annotated[
+        bool,
+        typer.Option(
+            "--strict-model",
+            help="Refuse requests to /v1/... that name another model; else any name is served.",
+        ),
+    ] = False,
     allow_force: Annotated[
         bool,
         typer.Option(
@@ -78,8 +85,12 @@ def serve(  # noqa: PLR0913 - one argument per command line option
         ),
     ] = False,
     engine: Annotated[
-        Literal["process", "thread"],
-        typer.Option(help="Where the engine runs: in a process of its own, or in a thread."),
+        str,
+        typer.Option(
+            metavar="process|thread|scripted:FILE|thread+scripted:FILE",
+            help="Where the engine runs: in a process of its own, or in a thread. A scripted one "
+            "runs no model: it says what FILE says, for tests of agents.",
+        ),
     ] = "process",
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
@@ -94,8 +105,9 @@ def serve(  # noqa: PLR0913 - one argument per command line option
     keys = tuple(api_key or ())
     check_exposure(host, keys)
     check_tool_format(tool_format)
+    form, script = engine_choice(engine)
     # Imported here, because the other commands and `--help` need none of it.
-    from agentserve.assembly import assemble, torch_backend
+    from agentserve.assembly import assemble, scripted_backend, torch_backend
     from agentserve.cli.serving import listen, run
     from agentserve.model.prepare import prepare
 
@@ -110,12 +122,17 @@ def serve(  # noqa: PLR0913 - one argument per command line option
         max_sessions=max_sessions,
         reserve_output=reserve_output,
         tool_format=tool_format,
+        strict_model=strict_model,
         allow_force=allow_force,
     )
     with listen(host, port) as listener:
-        directory = str(prepare(model, FirstStart(model)))
+        directory = prepare(model, FirstStart(model), weights=script is None)
+        if script is not None:
+            scripted = scripted_backend(directory, script, in_process=form == "thread")
+            run(assemble(directory, scripted, settings), listener, announce)
+            return
         memory = ModelSettings(
-            directory=directory,
+            directory=str(directory),
             device=device,
             dtype=dtype,
             kv_bytes=kv_device,
@@ -123,9 +140,23 @@ def serve(  # noqa: PLR0913 - one argument per command line option
             threads=threads,
             cuda_graphs=cuda_graphs,
         )
-        backend = torch_backend(memory, in_process=engine == "thread")
+        backend = torch_backend(memory, in_process=form == "thread")
         limits = EngineSettings(kv_policy=kv_policy)
-        run(assemble(Path(directory), backend, settings, limits), listener, announce)
+        run(assemble(directory, backend, settings, limits), listener, announce)
+
+
+def engine_choice(engine: str) -> tuple[str, Path | None]:
+    """Return where the engine runs, and the script that it follows. Raises typer.BadParameter."""
+    name, _, path = engine.partition(":")
+    form, _, kind = name.rpartition("+")
+    if kind == "scripted" and path and form in ("", "process", "thread"):
+        return form or "process", Path(path)
+    if engine in ("process", "thread"):
+        return engine, None
+    raise typer.BadParameter(
+        f"{engine!r} is not one of process, thread, scripted:FILE and thread+scripted:FILE",
+        param_hint="--engine",
+    )
 
 
 def check_tool_format(name: str) -> None:

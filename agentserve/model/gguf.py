@@ -65,7 +65,7 @@ def convert(reader: GGUFReader, directory: Path, progress: Progress | None = Non
     config = read_config(reader)
     _refuse_unreadable(reader.tensors)
     tensors = {_hf_name(t.name): t for t in reader.tensors if t.name != "rope_freqs.weight"}
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_config(config, directory)
     header, total = _header(tensors)
     done = 0
     with (directory / "model.safetensors").open("wb") as file:
@@ -78,6 +78,11 @@ def convert(reader: GGUFReader, directory: Path, progress: Progress | None = Non
             done += data.nbytes
             if progress is not None:
                 progress(done, total, name)
+
+
+def write_config(config: dict[str, Any], directory: Path) -> None:
+    """Write config.json."""
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def read_config(reader: GGUFReader) -> dict[str, Any]:

@@ -21,8 +21,8 @@ class ModelUnavailable(ValueError):
     """The named model was not found or could not be fetched; the message says what to do."""
 
 
-def prepare(model: str, progress: Progress | None = None) -> Path:
-    """Return a directory with config.json, tokenizer files and safetensors.
+def prepare(model: str, progress: Progress | None = None, *, weights: bool = True) -> Path:
+    """Return a directory with config.json, tokenizer files and, with `weights`, safetensors.
 
     `model`: "smollm2-135m" (embedded), a .gguf file (converted once into the cache), a
     safetensors directory, or a hub id. `progress` gets (bytes done, bytes in all, what). Raises
@@ -30,17 +30,17 @@ def prepare(model: str, progress: Progress | None = None) -> Path:
     """
     path = Path(model).expanduser()
     if model in EMBEDDED:
-        return _converted(embedded_gguf(model), progress)
+        return _converted(embedded_gguf(model), progress, weights=weights)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelUnavailable(f"{model}: there is no such file")
-        return _converted(path, progress)
+        return _converted(path, progress, weights=weights)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelUnavailable(f"{model}: the directory has no config.json")
         return path
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
-        return _download(model)
+        return _download(model, weights=weights)
     known = ", ".join(EMBEDDED)
     raise ModelUnavailable(
         f"{model}: no such model; give {known}, a .gguf file, a directory or owner/name"
@@ -59,7 +59,7 @@ def embedded_gguf(model: str) -> Path:
     )
 
 
-def _converted(path: Path, progress: Progress | None) -> Path:
+def _converted(path: Path, progress: Progress | None, *, weights: bool) -> Path:
     """Convert `path` unless the cache has it; a directory appears whole or not at all."""
     stat = path.stat()
     stamp = f"{_FORMAT} {path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
@@ -67,24 +67,31 @@ def _converted(path: Path, progress: Progress | None) -> Path:
     target = cache_directory() / "models" / key
     if target.is_dir():
         return target
+    if not weights:
+        target = target.with_name(f"{key}-text")
+        if target.is_dir():
+            return target
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=target.parent))
     try:
-        _convert(path, partial, progress)
+        _convert(path, partial, progress, weights=weights)
         _publish(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
 
 
-def _convert(path: Path, directory: Path, progress: Progress | None) -> None:
+def _convert(path: Path, directory: Path, progress: Progress | None, *, weights: bool) -> None:
     from gguf import GGUFReader
 
-    from agentserve.model.gguf import convert
+    from agentserve.model.gguf import convert, read_config, write_config
     from agentserve.model.gguf_tokenizer import write_tokenizer
 
     reader = GGUFReader(path)
-    convert(reader, directory, progress)
+    if weights:
+        convert(reader, directory, progress)
+    else:
+        write_config(read_config(reader), directory)
     write_tokenizer(reader, directory)
 
 
@@ -98,7 +105,7 @@ def _publish(partial: Path, target: Path) -> None:
             raise
 
 
-def _download(model: str) -> Path:
+def _download(model: str, *, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -106,7 +113,8 @@ def _download(model: str) -> Path:
         RepositoryNotFoundError,
     )
 
-    wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+    wanted = ["*.json", "*.jinja", "tokenizer.model", "*.txt"]
+    wanted += ["*.safetensors"] if weights else []
     try:
         return Path(snapshot_download(model, allow_patterns=wanted))
     except LocalEntryNotFoundError as error:

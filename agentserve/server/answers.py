@@ -11,6 +11,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentserve import wire
+from agentserve.dialects import errors
 from agentserve.errors import (
     AgentserveError,
     EngineError,
@@ -31,19 +32,40 @@ def json_response(
     return Response(wire.encode(value), status, headers, media_type="application/json")
 
 
-def error_response(error: AgentserveError, headers: Mapping[str, str] | None = None) -> Response:
-    """Render `error`, with the headers by which client libraries decide whether to try again."""
+def error_response(
+    error: AgentserveError, headers: Mapping[str, str] | None = None, path: str = ""
+) -> Response:
+    """Render `error`, with the headers by which client libraries decide whether to try again.
+
+    The request's path says in which dialect.
+    """
     own = dict(headers or {})
-    if error.status in (429, 503):
+    dialect = dialect_of(path)
+    status = error.status if dialect is None else errors.status(error)
+    if status in (429, 503):
         own["Retry-After"] = str(RETRY_AFTER_S)
-    if error.status == 409:
-        # Common client libraries retry every 409; ours need another request, not the same again.
+    if status == 409 or (dialect is not None and status == 500):
+        # Common client libraries retry these; ours need another request, not the same again.
         own["x-should-retry"] = "false"
     if error.status == 405:
         own["Allow"] = ", ".join(error.details.get("allowed", ()))
     if error.status == 401:
         own["WWW-Authenticate"] = "Bearer"
-    return json_response(wire.ErrorAnswer(wire.error_body(error)), error.status, own)
+    if dialect is not None:
+        return json_response(dialect(error), status, own)
+    return json_response(wire.ErrorAnswer(wire.error_body(error)), status, own)
+
+
+def dialect_of(path: str) -> Callable[[AgentserveError], dict[str, Any]] | None:
+    """Return how the dialect of a path has its errors; None for the native API."""
+    return next((write for start, write in _DIALECTS.items() if path.startswith(start)), None)
+
+
+_DIALECTS = {
+    "/v1/messages": errors.anthropic_error,
+    "/v1/chat/completions": errors.openai_error,
+    "/v1/responses": errors.openai_error,
+}
 
 
 def unexpected() -> EngineError:
@@ -115,4 +137,4 @@ class ErrorBoundary:
         self._count(failure.code)
         if not started:
             headers = {"Connection": "close"} if unread or failure.status == 413 else None
-            await error_response(failure, headers)(scope, receive, send)
+            await error_response(failure, headers, scope["path"])(scope, receive, send)

@@ -14,10 +14,15 @@ from starlette.middleware import Middleware
 
 from agentserve.clock import Clock
 from agentserve.config import ServerSettings
+from agentserve.dialects.resolve import Resolver
+from agentserve.dialects.responses.store import ResponseStore
 from agentserve.server.answers import ErrorBoundary, http_exception
 from agentserve.server.auth import Gate, check_bind
+from agentserve.server.dialect_turns import DialectTurns
+from agentserve.server.dialects import DialectRoutes
 from agentserve.server.idempotency import AnswerLedger
 from agentserve.server.metrics import Metrics
+from agentserve.server.responses import ResponsesRoutes
 from agentserve.server.routes import OperatorRoutes, SessionRoutes
 from agentserve.sessions.service import SessionService
 
@@ -34,10 +39,16 @@ def create_app(service: SessionService, settings: ServerSettings, clock: Clock) 
     check_bind(settings)
     ledger = AnswerLedger(clock)
     metrics = Metrics(service, ledger)
+    resolver = Resolver(service, settings, clock)
+    responses = ResponseStore(settings.stored_responses_bytes)
+    metrics.watch(resolver, responses)
+    turns = DialectTurns(service, settings, resolver, metrics)
     service.driver.commits.observers.append(metrics.observe_turn)
     app = Starlette(
         routes=[
             *SessionRoutes(service, settings, ledger, metrics).table(),
+            *DialectRoutes(turns).table(),
+            *ResponsesRoutes(turns, responses).table(),
             *OperatorRoutes(service, settings, metrics).table(),
         ],
         middleware=[

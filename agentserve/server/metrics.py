@@ -14,6 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from agentserve import wire
+from agentserve.dialects.resolve import Resolver
+from agentserve.dialects.responses.store import ResponseStore
 from agentserve.engine.messages import Stats
 from agentserve.server.idempotency import AnswerLedger
 from agentserve.sessions.recomputed import REASONS, closed_list
@@ -57,7 +59,23 @@ class Metrics:
         self._recomputed = tokens(
             "turn_recomputed_tokens", "Tokens that a turn had to compute again."
         )
+        self._unknown_fields = Counter(
+            "agentserve_unknown_fields",
+            "Fields of dialect requests that mean nothing here, by dialect.",
+            ["dialect"],
+            registry=self._registry,
+        )
+        self._omitted = Counter(
+            "agentserve_omitted_parts",
+            "Images, tools of other kinds and the like that were left out of dialect requests.",
+            ["dialect"],
+            registry=self._registry,
+        )
         self._registry.register(_ServiceCollector(service, ledger))
+
+    def watch(self, resolver: Resolver, responses: ResponseStore) -> None:
+        """Show what the dialects count, too."""
+        self._registry.register(_DialectCollector(resolver, responses))
 
     def _histogram(
         self, buckets: Sequence[float], name: str, text: str, labels: Sequence[str] = ()
@@ -68,6 +86,11 @@ class Metrics:
     def count_error(self, code: str) -> None:
         """Count an error answer; codes come from the closed catalogue."""
         self._errors.labels(code).inc()
+
+    def count_unread(self, dialect: str, unknown_fields: int, omitted: int) -> None:
+        """Count what of a dialect's request was not used."""
+        self._unknown_fields.labels(dialect).inc(unknown_fields)
+        self._omitted.labels(dialect).inc(omitted)
 
     def count_dropped_reader(self, reason: str) -> None:
         """Count a reader that was dropped."""
@@ -138,6 +161,40 @@ class _ServiceCollector(Collector):
         )
         if stats.engine is not None:
             yield from _engine(stats.engine)
+
+
+class _DialectCollector(Collector):
+    """Reads what the dialects count at each scrape."""
+
+    def __init__(self, resolver: Resolver, responses: ResponseStore) -> None:
+        self._resolver = resolver
+        self._responses = responses
+
+    def describe(self) -> Iterator[Metric]:
+        """Say nothing ahead of time: names are fixed by `collect`."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the dialects' counts."""
+        resolver = self._resolver
+        yield _counter(
+            "session_resolution",
+            "Dialect requests by the surest signal that stood for their session.",
+            "signal",
+            resolver.resolved,
+        )
+        yield _single("dialect_sessions", "Sessions of dialect requests.", resolver.sessions)
+        yield _total("dialect_evictions", "Those ended to make room.", resolver.evicted)
+        yield _total(
+            "dialect_lookups", "Answers of histories that were looked up.", resolver.lookups
+        )
+        yield _total(
+            "dialect_imported_answers",
+            "Answers of histories that no session had.",
+            resolver.imported,
+        )
+        yield _single("stored_responses", "Responses that are kept.", len(self._responses))
+        yield _single("stored_responses_bytes", "Their bytes.", self._responses.bytes)
 
 
 def _engine(stats: Stats) -> Iterator[Metric]:

@@ -1,8 +1,9 @@
 """The routes of API.md: decode the request, ask the session service, encode the answer."""
 
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -12,18 +13,19 @@ from starlette.routing import Route
 
 from agentserve import wire
 from agentserve.config import ServerSettings
-from agentserve.errors import EngineDown, InvalidRequest, MethodNotAllowed
+from agentserve.errors import EngineDown, InvalidRequest, MethodNotAllowed, ModelNotFound
 from agentserve.server.answers import json_response
 from agentserve.server.body import read_body, while_connected
 from agentserve.server.idempotency import Answer, AnswerLedger, Scope, check_key
 from agentserve.server.metrics import Metrics
-from agentserve.server.sse import EventStream
+from agentserve.server.sse import EventStream, frames
 from agentserve.sessions.handle import TurnHandle
 from agentserve.sessions.service import SessionService
 
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 PageSize = Annotated[int, Meta(ge=1, le=1000)]
+MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.:-]{0,127}(/[A-Za-z0-9][\w.:-]{0,127})?", re.ASCII)
 EventSeq = Annotated[int, Meta(ge=0, le=10**15)]
 
 
@@ -223,12 +225,13 @@ class SessionRoutes:
         return self._stream(handle, max(asked.after, _last_event_id(request)), replayed=False)
 
     def _stream(self, handle: TurnHandle, after: int, replayed: bool) -> Response:
+        on_drop = self._metrics.count_dropped_reader
         stream = EventStream(
             handle,
-            after=after,
+            frames(handle.events(after), on_drop),
             ping_s=self._settings.ping_s,
             send_timeout_s=self._settings.send_timeout_s,
-            on_drop=self._metrics.count_dropped_reader,
+            on_drop=on_drop,
         )
         stream.headers.update({"Turn-Id": handle.turn_id} | _replay_header(replayed))
         return stream
@@ -286,6 +289,7 @@ class OperatorRoutes:
             Route("/ready", self.ready, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{id:path}", self.model, methods=["GET"]),
         ]
 
     async def health(self, request: Request) -> Response:
@@ -304,9 +308,30 @@ class OperatorRoutes:
         return Response(self._metrics.render(), media_type=self._metrics.media_type)
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models."""
-        model = {"id": self._settings.model_name, "object": "model", "owned_by": "agentserve"}
-        return json_response({"object": "list", "data": [model]})
+        """GET /v1/models, in the shapes of both OpenAI and Anthropic."""
+        model = self._model(self._settings.model_name)
+        listed = {"object": "list", "data": [model], "has_more": False}
+        return json_response(listed | {"first_id": model["id"], "last_id": model["id"]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{id}: any name is served by the one model, unless names are strict."""
+        name = request.path_params["id"]
+        unknown = self._settings.strict_model and name != self._settings.model_name
+        if unknown or not MODEL_NAME.fullmatch(name):
+            raise ModelNotFound(f"this server serves {self._settings.model_name!r}", param="model")
+        return json_response(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "agentserve",
+            "type": "model",
+            "display_name": name,
+            "max_model_len": self._service.driver.info.max_context,  # vLLM's name for it
+            "created_at": "1970-01-01T00:00:00Z",
+        }
 
 
 def _route(

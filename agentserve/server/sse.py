@@ -51,7 +51,7 @@ async def frames(
 
 
 class EventStream(StreamingResponse):
-    """The events of a turn after sequence number `after`, for as long as somebody reads them.
+    """The frames of a turn, for as long as somebody reads them.
 
     A ping fills every silence of `ping_s` seconds. A reader that takes nothing for
     `send_timeout_s` is dropped ("stalled"), and so is one that the event buffer has left behind
@@ -61,19 +61,21 @@ class EventStream(StreamingResponse):
     def __init__(
         self,
         handle: TurnHandle,
+        frames: AsyncGenerator[bytes, None],
         *,
-        after: int,
         ping_s: float,
         send_timeout_s: float,
         on_drop: Callable[[str], None] = ignore,
+        ping: bytes = PING,
     ) -> None:
-        self._frames = frames(handle.events(after), on_drop)
+        self._frames = frames
         super().__init__(
             self._frames,
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
         self._handle = handle
+        self._ping = _chunk(ping)
         self._ping_s = ping_s
         self._send_timeout_s = send_timeout_s
         self._on_drop = on_drop
@@ -112,7 +114,7 @@ class EventStream(StreamingResponse):
         while True:
             due = self._sent_at + self._ping_s
             if due <= loop.time():
-                await send(_chunk(PING))
+                await send(self._ping)
                 due = self._sent_at + self._ping_s
             await asyncio.sleep(due - loop.time())
 

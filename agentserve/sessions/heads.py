@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from agentserve.clock import Clock
 from agentserve.engine.messages import EngineLink
-from agentserve.errors import BadToolSchema, ContextFull, InvalidRequest, StoreFull
+from agentserve.errors import AgentserveError, BadToolSchema, ContextFull, InvalidRequest, StoreFull
 from agentserve.sessions.driver import TurnDriver
 from agentserve.sessions.edits import (
     Edit,
@@ -21,12 +21,13 @@ from agentserve.sessions.grammar import validate_schema
 from agentserve.sessions.prepare import require_known
 from agentserve.sessions.prompt import compose, require_plausible, resolve_input
 from agentserve.sessions.registry import Registry, require_one_id
-from agentserve.sessions.session import Session
+from agentserve.sessions.session import Profile, Session
 from agentserve.sessions.store import Store
 from agentserve.wire import (
     Context,
     CountAnswer,
     CountRequest,
+    CreateRequest,
     ForkRequest,
     HeadAnswer,
     HistoryItem,
@@ -114,33 +115,52 @@ class HeadMoves:
 
     async def patch(self, session: Session, request: PatchRequest) -> HeadAnswer:
         """Change metadata, ttl or tools; the answer says what the next turn will compute."""
-        profile, head = session.profile, session.head
+        head = session.head
         answer = HeadAnswer(session.head_id, head.length if head is not None else 0, 0, [])
-        if request.tools is not UNSET and tuple(request.tools) != profile.tools:
+        if request.tools is not UNSET and tuple(request.tools) != session.profile.tools:
             session.require_idle()
             await asyncio.to_thread(check_tools, request.tools)
             self._registry.open(session.principal, session.id)
             session.require_idle()
             answer = self._change_tools(session, tuple(request.tools)) or answer
         if request.metadata is not UNSET:
-            profile.metadata = request.metadata
+            session.profile.metadata = request.metadata
         if request.ttl_ms is not UNSET:
-            profile.ttl_ms = request.ttl_ms
+            session.profile.ttl_ms = request.ttl_ms
         session.last_active = self._clock.time()
         return answer
 
+    async def reprofile(self, session: Session, request: CreateRequest) -> None:
+        """Give an idle session another system text, other tools and other template options.
+
+        The history stays, rendered anew with its own ids. Raises SessionBusy, ContextFull.
+        """
+        if tuple(request.tools) != session.profile.tools:
+            await asyncio.to_thread(check_tools, request.tools)
+            self._registry.open(session.principal, session.id)
+        session.require_idle()
+        profile = msgspec.structs.replace(
+            session.profile,
+            system=request.system,
+            tools=tuple(request.tools),
+            template_options=request.template_options,
+        )
+        self._change_prompt(session, profile)
+
     def _change_tools(self, session: Session, tools: tuple[Tool, ...]) -> HeadAnswer | None:
-        before = session.profile.tools
-        session.profile.tools = tools
-        session.profile.tools_version += 1
+        return self._change_prompt(session, msgspec.structs.replace(session.profile, tools=tools))
+
+    def _change_prompt(self, session: Session, profile: Profile) -> HeadAnswer | None:
+        before = session.profile
+        profile.tools_version += 1
+        session.profile = profile
         if session.head is None:
             return None
-        edit = edit_tools(session, self._driver.preparer.text)
         try:
+            edit = edit_tools(session, self._driver.preparer.text)
             self._require_fits(len(edit.log))
-        except ContextFull:
-            session.profile.tools = before
-            session.profile.tools_version -= 1
+        except AgentserveError:
+            session.profile = before
             raise
         assert edit.node is not None
         self._driver.discard_ahead(session)

@@ -14,6 +14,7 @@ from agentserve.sessions.ids import CallIds, prompt_call_id
 from agentserve.sessions.mirror import SubmitOptions
 from agentserve.sessions.output import OutputStream
 from agentserve.sessions.prompt import compose, require_plausible, require_room, resolve_input
+from agentserve.sessions.script import Script
 from agentserve.sessions.session import Session
 from agentserve.sessions.text import ModelText
 from agentserve.sessions.turn import TurnRun
@@ -29,12 +30,14 @@ class TurnPreparer:
         settings: ServerSettings,
         source: random.Random,
         info: Callable[[], RunnerInfo],
+        script: Script | None = None,
     ) -> None:
         self.text = text
         self.call_ids = CallIds(source.randbytes(32))
         self._settings = settings
         self._random = source
         self._info = info
+        self._script = script
 
     def prepare(self, run: TurnRun) -> None:
         """Fill in the run's prompt and options; the session is not changed.
@@ -57,6 +60,8 @@ class TurnPreparer:
         generates = not run.prefills_only
         run.prompt = compose(session, self.text, run.fed, generates=generates)
         require_room(session, run.prompt, info, self._settings.reserve_output)
+        if self._script is not None and generates and not force:
+            force = self._scripted(self._script, run)
         run.options = SubmitOptions(
             max_tokens=self._output_limit(run, info),
             stop_ids=list(self.text.tokenizer.stop_ids),
@@ -117,6 +122,12 @@ class TurnPreparer:
         tokenizer = self.text.tokenizer
         ids = tokenizer.encode_text(self.text.format.emit(list(request.debug.force)))
         return pack(array("i", [*ids, tokenizer.stop_ids[0]]))
+
+    def _scripted(self, script: Script, run: TurnRun) -> bytes:
+        session = run.session
+        fed = run.fed.messages or session.tree.messages(session.head)[-1:]
+        text = "\n".join(message.text for message in fed)
+        return script.next(session.profile.system or "", text, in_reasoning=self._in_reasoning(run))
 
     def _grammar(self, request: TurnRequest, tools: list[Tool], in_reasoning: bool) -> str | None:
         answer = request.response_format

@@ -20,6 +20,7 @@ from agentserve.sessions.heads import HeadMoves, check_tools
 from agentserve.sessions.prepare import TurnPreparer
 from agentserve.sessions.registry import Registry
 from agentserve.sessions.residency import tiers
+from agentserve.sessions.script import Script
 from agentserve.sessions.session import Profile, Session
 from agentserve.sessions.store import Store
 from agentserve.sessions.text import ModelText
@@ -69,7 +70,7 @@ class ServiceStats(msgspec.Struct):
 class SessionService:
     """Sessions of one model on one engine. Methods raise AgentserveError subclasses."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per part that a service is made of
         self,
         link: EngineLink,
         text: ModelText,
@@ -77,8 +78,9 @@ class SessionService:
         settings: ServerSettings,
         clock: Clock,
         random: random.Random,
+        script: Script | None = None,
     ) -> None:
-        preparer = TurnPreparer(text, settings, random, lambda: self.driver.info)
+        preparer = TurnPreparer(text, settings, random, lambda: self.driver.info, script)
         self.driver = TurnDriver(link, preparer, store, settings, clock)
         self._registry = Registry(clock, random, settings.max_sessions, self.driver.sequences)
         self._heads = HeadMoves(self.driver, self._registry, store, link, clock)
@@ -248,6 +250,27 @@ class SessionService:
     async def transcript(self, principal: str, session_id: str, style: str) -> Answer:
         """Return the history as items, openai, anthropic or tokens."""
         return transcript(self._registry.get(principal, session_id), style)
+
+    # For the dialects, which send whole conversations
+
+    def look(self, principal: str, session_id: str) -> Session:
+        """Return an open session, to be read only. Raises SessionNotFound, SessionClosed."""
+        return self._registry.open(principal, session_id)
+
+    async def reprofile(self, principal: str, session_id: str, request: CreateRequest) -> None:
+        """Change what a session's prompt begins with: system text, tools, template options."""
+        await self._heads.reprofile(self._registry.open(principal, session_id), request)
+
+    async def measure(
+        self, principal: str, request: CreateRequest, turn: CountRequest
+    ) -> CountAnswer:
+        """Count the tokens of a session that is not created, and of a turn in it."""
+        await asyncio.to_thread(check_tools, request.tools)
+        _ = self.driver.info
+        session = self._registry.new(principal, None, self._profile(request))
+        if request.history:
+            self._heads.import_into(session, request.history)
+        return await self._heads.count(session, turn)
 
     # Turns
 

@@ -11,7 +11,7 @@ from agentserve import __version__
 from agentserve.cli import main
 from agentserve.cli.serve import FirstStart, announce
 
-COMMANDS = ["serve", "run", "chat", "replay", "report", "demo", "doctor", "ps", "version"]
+COMMANDS = ["serve", "run", "chat", "replay", "report", "demo", "doctor", "ps", "launch", "version"]
 
 
 @pytest.fixture

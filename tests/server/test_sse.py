@@ -44,7 +44,8 @@ class Connection:
         self.progress.set()
 
     async def run(self, handle: TurnHandle, after: int = 0, ping_s: float = 10) -> None:
-        stream = EventStream(handle, after=after, ping_s=ping_s, send_timeout_s=0.05)
+        events = frames(handle.events(after))
+        stream = EventStream(handle, events, ping_s=ping_s, send_timeout_s=0.05)
         await stream({"type": "http"}, self.receive, self.send)
 
     async def until(self, data: bytes) -> None:

@@ -1,0 +1,1 @@
+"""The dialects of existing agent frameworks, translated onto native sessions."""

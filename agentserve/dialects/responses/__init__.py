@@ -1,0 +1,1 @@
+"""POST /v1/responses, as OpenAI's clients have it."""
