@@ -31,7 +31,7 @@ from agentserve.sessions.toolformat import choose
 log = logging.getLogger(__name__)
 
 TORCH_FACTORY = "agentserve.model.build:build_torch"
-SCRIPTED_FACTORY = "agentserve.engine.scripted:build_scripted"
+SCRIPTED_FACTORY = "agentserve.engine.oracle:build_oracle"
 SCRIPTED_BLOCK = 16  # tokens
 SCRIPTED_KV = 1 << 18  # tokens of device KV, at least; cells of the scripted engine are small
 

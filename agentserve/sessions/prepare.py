@@ -66,7 +66,8 @@ class TurnPreparer:
             max_tokens=self._output_limit(run, info),
             stop_ids=list(self.text.tokenizer.stop_ids),
             sampling=params,
-            grammar=self._grammar(request, tools, in_reasoning),
+            # What a script says is what the model says, right or wrong.
+            grammar=None if self._script else self._grammar(request, tools, in_reasoning),
             force=force,
         )
         run.output = OutputStream(
