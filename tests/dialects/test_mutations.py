@@ -5,7 +5,7 @@ from dialect_mutations import ANSWER, BODIES, mutated, run
 from scripted import said, scripted
 
 SEED = int(os.environ.get("SEED", "1"))
-COUNT = int(os.environ.get("COUNT", "250"))
+COUNT = int(os.environ.get("COUNT", "150"))
 
 pytestmark = pytest.mark.model
 
