@@ -54,6 +54,8 @@ class Harmony(Form, frozen=True):
         end, stop = yield from window.seek(known, _HEADER_STOPS, OPENING - known)
         if stop is None and not window.ended:
             reading.plain_until = window.position + end
+            reading.decline(marker)  # no header is so long
+            return
         header = window.text[window.at : window.at + end]
         to = _TO.search(header)
         channel = _IN_CHANNEL.search(header)
@@ -61,7 +63,7 @@ class Harmony(Form, frozen=True):
             size = end + len(stop or "")
             yield from self._call(reading, to[1], size, cut=stop is None)
         elif stop != _MESSAGE:
-            self._skip_header(reading, marker, end, whole=stop is not None or window.ended)
+            self._skip_header(reading, marker, end)
         elif channel is not None and channel[1] == "analysis":
             reading.open_reasoning()
             window.take(end + len(stop))
@@ -72,14 +74,14 @@ class Harmony(Form, frozen=True):
             yield from window.until(_CLOSING, reading.say)
             yield from window.drop(_ENDS)
 
-    def _skip_header(self, reading: Reading, marker: str, end: int, *, whole: bool) -> None:
+    def _skip_header(self, reading: Reading, marker: str, end: int) -> None:
         """Pass over a header that no message follows; what is not one is text."""
         window = reading.window
         empty = _EMPTY.fullmatch(window.text, window.at, window.at + end)
         if marker == _RECEIVER:
             reading.decline(marker)
         else:
-            window.take(end if whole and empty else len(marker))
+            window.take(end if empty else len(marker))
 
     def _end_analysis(self, reading: Reading) -> Wait[None]:
         """Take what is between the analysis and the rest of the next message's header."""
