@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from agentserve.cli.options import DEFAULT_URL, Json
+from agentserve.cli.options import DEFAULT_URL, CommandFailed, Json
 
 if TYPE_CHECKING:
     from agentserve_tools import Approve, Executor
@@ -111,7 +111,10 @@ def make_agent(  # noqa: PLR0913 - one argument per command line option
 
     groups = Workspace(directory).groups
     functions = [one for name in dict.fromkeys(tools) for one in groups[name]]
-    toolbox = Toolbox.from_mcp_config(mcp, functions) if mcp else Toolbox(functions)
+    try:
+        toolbox = Toolbox.from_mcp_config(mcp, functions) if mcp else Toolbox(functions)
+    except ImportError as error:  # the mcp package is an extra
+        raise CommandFailed(str(error)) from None
     for name, reason in toolbox.failed_servers.items():
         sys.stderr.write(f"agentserve: MCP server {name} gives no tools: {reason}\n")
     try:

@@ -83,7 +83,7 @@ def family_lines(families: "Sequence[Family]") -> list[str]:
     lines: list[str] = []
     for family in families:
         if not family.tested:
-            reason = family.refused or "no installed package has a template"
+            reason = family.refused or "no template here; `pip install --no-deps trl` has some"
             lines.append(f"{family.format}: not tested ({reason})")
             continue
         lines.append(f"{family.format}: {family.template}")

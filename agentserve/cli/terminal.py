@@ -71,14 +71,16 @@ class Questions:
         self._one_at_a_time = asyncio.Lock()
 
     async def approve(self, spec: ToolSpec, arguments: Any) -> bool | str:
-        """Return whether the call may run; no answer is no."""
+        """Return whether the call may run, or why not; no answer is no."""
         async with self._one_at_a_time:
             if spec.read_only or spec.name in self._always:
                 return True
             self._notes.write(f"\nAllow {spec.name} {_json(arguments, limit=None)}\n")
             self._notes.flush()
             answer = await self._lines.next("[y]es, [n]o, [a]lways this tool: ")
-        first = (answer or "").strip().lower()[:1]
+        if answer is None:
+            return "nobody is there to ask (the input has ended); --approve auto allows every call"
+        first = answer.strip().lower()[:1]
         if first == "a":
             self._always.add(spec.name)
         return first in ("y", "a") or "the user said no"

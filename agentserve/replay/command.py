@@ -149,6 +149,10 @@ def _server(options: ReplayOptions, console: Console) -> Iterator[str]:
         yield options.url
         return
     model = options.model or DEFAULT_MODEL
-    console.print(f"starting a server on {model} ...", highlight=False)
+    console.print(
+        f"starting a server on {model} (a first start compiles kernels and takes minutes) ...",
+        highlight=False,
+        soft_wrap=True,
+    )
     with own_server(model) as url:
         yield url

@@ -126,6 +126,8 @@ def test_calls_that_change_something_are_asked_for_and_no_answer_is_no(server, s
         *("ok", "cancelled", "ok", "ok", "ok", "cancelled"),
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["always", "unasked", "yes"]
+    assert err.count("the user said no") == 1
+    assert err.count("nobody is there to ask") == 1
 
 
 def test_what_changes_something_can_be_refused_and_json_tells_everything(server, story, tmp_path):
@@ -190,6 +192,26 @@ def test_mcp_servers_give_tools_one_that_fails_is_named_and_new_ones_come_with_a
     assert lines.index("Done.") < lines.index("Done too.")
     assert any(line.startswith("[the tools changed: ") for line in lines)
     assert [results(front.turns[n]) for n in (1, 3)] == [[("called", "ok")]] * 2
+
+
+@pytest.mark.parametrize("arguments", [("run", "go"), ("chat",)])
+def test_without_the_mcp_package_a_line_says_what_to_install(tmp_path, arguments):
+    file = tmp_path / "mcp.json"
+    file.write_text('{"mcpServers": {}}')
+    program = (
+        "import sys\n"
+        "sys.modules['mcp'] = None\n"
+        "from agentserve.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments, "--mcp", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("agentserve: tools of MCP servers need the mcp package: pip ")
 
 
 @pytest.mark.parametrize(

@@ -92,4 +92,4 @@ def test_without_the_mcp_package_it_is_said_what_to_install(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", program, file], capture_output=True, text=True, check=True
     )
-    assert "pip install 'agentserve-runtime[mcp]'" in done.stdout
+    assert "pip install -e '.[mcp]' in agentserve's clone" in done.stdout

@@ -1,6 +1,6 @@
 """Tools of MCP servers: connected in a background loop, and again after a server has gone.
 
-Needs the `mcp` package (`pip install 'agentserve-runtime[mcp]'`).
+Needs the `mcp` package (`pip install -e '.[mcp]'` in a clone of agentserve).
 """
 
 import asyncio
@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "httpx2"):
         raise
     raise ImportError(
-        "tools of MCP servers need the mcp package: pip install 'agentserve-runtime[mcp]'"
+        "tools of MCP servers need the mcp package: pip install -e '.[mcp]' in agentserve's clone"
     ) from None
 
 from mcp.client import Client
