@@ -1,5 +1,6 @@
 """What a dialect's request asks for, in one form: the whole conversation and how to go on."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -93,22 +94,29 @@ def segments(units: Iterable[Unit], calls: Sequence[AskedCall] = ()) -> list[Seg
     done: list[Segment] = []
     said: list[Said] = []
     results: dict[int, Result] = {}
+    places = _places(calls)
     for unit in units:
         if isinstance(unit, Said):
             said.append(unit)
         elif isinstance(unit, Result):
-            place = _place(calls, unit.call_id, results)
-            results[place] = unit
+            results[_place(places, unit.call_id)] = unit
         else:
             done.append(Segment(tuple(sorted(results.items())), tuple(said), unit))
-            said, results, calls = [], {}, unit.calls
+            said, results, places = [], {}, _places(unit.calls)
     return [*done, Segment(tuple(sorted(results.items())), tuple(said))]
 
 
-def _place(calls: Sequence[AskedCall], call_id: str, taken: dict[int, Result]) -> int:
+def _places(calls: Sequence[AskedCall]) -> dict[str, deque[int]]:
+    """Return by call id where the calls stand that have no result yet, the first one first."""
+    places: dict[str, deque[int]] = {}
     for index, call in enumerate(calls):
-        if call.call_id == call_id and index not in taken:
-            return index
+        places.setdefault(call.call_id, deque()).append(index)
+    return places
+
+
+def _place(places: dict[str, deque[int]], call_id: str) -> int:
+    if left := places.get(call_id):
+        return left.popleft()
     raise InvalidRequest(
         f"the result of {call_id[:64]!r} answers no call of the assistant message before it",
         param="messages",

@@ -113,7 +113,9 @@ class Resolver:
         raise Overloaded("too many requests at once for one conversation; try again")
 
     def finish(self, resolved: Resolved, turn: wire.Turn, parts: list[Part]) -> None:
-        """Remember a turn that ended well, before its client is told."""
+        """Remember a turn that ended well, before its client is told; once is enough."""
+        if resolved.place is not None:
+            return
         answer = answered(parts)
         shown = tuple(call.call_id for call in answer.calls)
         hidden = tuple(
@@ -158,22 +160,26 @@ class Resolver:
         else:
             position, moved = await self._arrive(index, asked, found)
             session = position.session
-            rest = asked.segments[found.answers :]
-            imported = len(rest) - 1
-            if imported:
-                position = await self._import(index.principal, position, rest, found.answers)
-                index.place(links.answers[-1], position)
-            content = fed_items(rest[-1], position.calls, position.hidden)
-        request = msgspec.structs.replace(
-            asked.turn,
-            input=content,
-            expect_head=UNSET if position is None else position.turn,
-        )
+        own = found is None or session != found.position.session
+        head = self.service.look(index.principal, session).head_id
         try:
+            if found is not None and position is not None:
+                rest = asked.segments[found.answers :]
+                imported = len(rest) - 1
+                if imported:
+                    position = await self._import(index.principal, position, rest, found.answers)
+                    head = position.turn
+                    index.place(links.answers[-1], position)
+                content = fed_items(rest[-1], position.calls, position.hidden)
+            request = msgspec.structs.replace(
+                asked.turn,
+                input=content,
+                expect_head=UNSET if position is None else position.turn,
+            )
             handle = await self.service.start_turn(index.principal, session, request)
         except BaseException:
-            if found is None:
-                await self._discard(index, session)
+            if own:
+                await self._undo(index, session, head)
             raise
         index.used(session, self.clock.monotonic())
         return Resolved(
@@ -233,7 +239,11 @@ class Resolver:
         if not found.same_root:
             alone = msgspec.structs.replace(asked, segments=asked.segments[-1:])
             create, _ = self._as_new(alone, None)
-            await self.service.reprofile(principal, branch.id, create)
+            try:
+                await self.service.reprofile(principal, branch.id, create)
+            except BaseException:
+                await self._discard(index, branch.id)
+                raise
         place = Position(branch.id, branch.head_id or at.turn, at.calls, at.hidden)
         return place, True
 
@@ -308,6 +318,12 @@ class Resolver:
         index.forget(session)
         with contextlib.suppress(SessionNotFound, SessionClosed):
             await self.service.delete(index.principal, session, keep_transcript=False)
+
+    async def _undo(self, index: Index, session: str, head: str | None) -> None:
+        """End a session that was made for a turn that is refused, unless others use it by now."""
+        now = peek(self.service, index.principal, session)
+        if now is not None and now.idle and now.head_id == head:
+            await self._discard(index, session)
 
     async def _sweep(self, principal: str) -> None:
         """Forget the sessions whose time has run out; the service closes them."""

@@ -36,7 +36,7 @@ class ResponsesRoutes:
     def __init__(self, turns: DialectTurns, store: ResponseStore) -> None:
         self._turns = turns
         self._store = store
-        self._background: set[asyncio.Task[None]] = set()
+        self._kept: set[asyncio.Task[None]] = set()
 
     def table(self) -> list[Route]:
         """Return the routes."""
@@ -72,10 +72,11 @@ class ResponsesRoutes:
         stored = Stored(response, _input(asked_for), going.resolved.session, going.turn.id, lead)
         if asked_for.store is not False:
             self._store.put(request.user, stored)
+            if asked.stream or asked_for.background:
+                self._keep(request.user, going, stored)
         if asked.stream:
             return self._streamed(request.user, going, stored)
         if asked_for.background:
-            self._run(request.user, going, stored)
             return json_response(response, headers=going.headers)
         try:
             ended = await turns.end(request, going)
@@ -132,6 +133,8 @@ class ResponsesRoutes:
 
     def _finish(self, principal: str, going: Going, stored: Stored, ended: Ended) -> dict[str, Any]:
         """Return the response as it ended; it is kept so."""
+        if stored.position is not None:
+            return stored.body  # another reader of the turn was first
         stored.body = answer.finished(stored.body, ended, int(time.time()))
         stored.position, stored.digest = going.resolved.place, going.resolved.digest
         stored.calls = answered(ended.parts).calls
@@ -144,28 +147,34 @@ class ResponsesRoutes:
             return self._finish(principal, going, stored, ended)
 
         def broken(error: AgentserveError) -> bytes:
-            self._store.drop(principal, stored.body["id"])
             return answer.failure_frame(stored.body, error)
 
         frames = answer.events(stored.body, going.steps, done)
         return self._turns.stream(going, frames, broken)
 
-    def _run(self, principal: str, going: Going, stored: Stored) -> None:
-        """Follow a turn that nobody waits for."""
+    def _keep(self, principal: str, going: Going, stored: Stored) -> None:
+        """Bring a response to its end though nobody may wait for it."""
+        handle = going.resolved.handle
 
         async def follow() -> None:
             try:
-                self._finish(principal, going, stored, await gather(going.steps))
+                if not stored.body["background"]:
+                    await handle.result()  # a client that stays has it before us
+                ended = await gather(self._turns.follow(going.resolved))
+                self._finish(principal, going, stored, ended)
             except AgentserveError as error:
-                if stored.body["status"] != "cancelled":
-                    stored.body = answer.failed(stored.body, error)
+                if stored.body["status"] == "in_progress":
+                    if handle.done and (await handle.result()).status == "cancelled":
+                        stored.body |= {"status": "cancelled"}
+                    else:
+                        stored.body = answer.failed(stored.body, error)
             except Exception:
-                logger.exception("a response in the background broke")
+                logger.exception("a response that nobody waited for broke")
                 stored.body = answer.failed(stored.body, unexpected())
 
         task = asyncio.create_task(follow())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
 
 
 def _input(asked_for: ResponsesRequest) -> list[Any]:

@@ -8,6 +8,7 @@ from agentserve.config import ServerSettings
 pytestmark = pytest.mark.model
 PATH = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": WEATHER}]
+FIVE = {"mode": "required", "tools": 5}
 
 
 @pytest.fixture(scope="module")
@@ -190,9 +191,12 @@ def test_images_and_other_tools_are_left_out_with_a_warning():
         ({"messages": [{"role": "user", "content": [{"type": "alien"}]}]}, "messages[0]"),
         ({"messages": "x"}, "$.messages"),
         ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens"),
         ({"temperature": 11}, "temperature"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": FIVE}}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"response_format": {"type": "xml"}}, "response_format"),

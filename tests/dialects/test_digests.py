@@ -78,3 +78,13 @@ def test_the_index_is_bounded_and_forgets_whole_sessions():
     assert index._positions == {}
     assert index._families == {}
     assert index._tags == {}
+
+
+def test_results_find_their_calls_among_many_and_among_calls_of_one_id():
+    count = 50_000  # looking through all calls for each result would take minutes
+    calls = tuple(AskedCall(f"c{number // 2}", "f", "{}") for number in range(count))
+    results = [Result(call.call_id, str(number)) for number, call in enumerate(calls)]
+    fed = segments([Answered(calls=calls), *results])[1].results
+    assert [(place, result.text) for place, result in fed] == [
+        (number, str(number)) for number in range(count)
+    ]

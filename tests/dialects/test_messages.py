@@ -53,6 +53,8 @@ def test_the_reason_of_the_end_is_told(server):
     assert cut["stop_reason"] == "max_tokens"
     stopped = server.post(PATH, body([user("Hi!")], stop_sequences=["es"])).json()
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "es")
+    stopped = server.post(PATH, body([user("Hi!")], stop_sequences=["zz", "es"])).json()
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", None)
 
 
 def test_a_tool_loop_is_streamed_and_reuses_everything():

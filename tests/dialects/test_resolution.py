@@ -9,6 +9,7 @@ from agentserve.config import ServerSettings
 pytestmark = pytest.mark.model
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 TOOLS = [{"type": "function", "function": WEATHER}]
+BAD = {"type": "array"}
 
 
 def user(text):
@@ -323,3 +324,31 @@ def test_a_refused_turn_leaves_no_session_behind():
         body = {"model": "m", "messages": [user("word " * 400)]}
         assert server.post(CHAT, body).status_code == 400
         assert server.http.get("/sessions").json()["sessions"] == []
+
+
+def test_a_refused_turn_leaves_no_branch_behind(server):
+    messages = [user(f"branches {time.monotonic()}")]
+    answer, _, first = chat(server, messages)
+    messages += [answer, user("go on")]
+    cases = [
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": BAD}}]}, ""),
+        ({"tools": TOOLS}, "word " * 20_000),
+        ({"chat_template_kwargs": {"a": 1}}, "word " * 20_000),
+    ]
+    before = server.metric("dialect_sessions")
+    for body, more in cases:
+        said_now = [*messages[:-1], user(messages[-1]["content"] + more)]
+        refused = server.post(CHAT, {"model": "m", "messages": said_now, **body})
+        assert refused.status_code == 400, refused.text
+    assert server.metric("dialect_sessions") == before
+    assert reused(first, chat(server, messages)[2])
+
+
+def test_a_refused_turn_leaves_no_branch_of_a_session_that_awaits_its_tools():
+    with scripted(called("Oslo", repeat=True)) as server:
+        messages = [user("weather?")]
+        answer, *_ = chat(server, messages, body={"tools": TOOLS})
+        chat(server, [*messages, answer, user("never mind")], body={"tools": TOOLS})
+        long = {"model": "m", "messages": [*messages, answer, user("word " * 20_000)]}
+        assert server.post(CHAT, long | {"tools": TOOLS}).status_code == 400
+        assert server.metric("dialect_sessions") == 1

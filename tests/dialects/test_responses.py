@@ -1,3 +1,4 @@
+import json
 import time
 
 import pytest
@@ -163,6 +164,55 @@ def test_a_response_runs_in_the_background(server):
     assert server.post(PATH, body("Go", previous_response_id=begun["id"])).status_code == 200
 
 
+def ended(server, name):
+    """Return a stored response once it has ended."""
+    for _ in range(500):
+        now = server.http.get(f"{PATH}/{name}").json()
+        if now["status"] != "in_progress":
+            break
+        time.sleep(0.01)
+    return now
+
+
+def left_at_once(server, **more):
+    """Leave a stream after its first event; return the response's id."""
+    given = body("Hi", stream=True, **more)
+    with server.http.stream("POST", PATH, json=given) as stream:
+        data = next(line for line in stream.iter_lines() if line.startswith("data: "))
+    return json.loads(data.removeprefix("data: "))["response"]["id"]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_stream_that_nobody_reads_to_its_end_is_kept_and_can_be_gone_on_from(background):
+    with scripted(said("word " * 900, when="Hi"), said("Yes.", repeat=True)) as server:
+        name = left_at_once(server, background=background)
+        now = ended(server, name)
+        assert now["status"] == "completed"
+        assert now["output"][0]["content"][0]["text"] == "word " * 900
+        after = server.post(PATH, body("Go", previous_response_id=name))
+        assert reused(now, after.json())
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_stream_that_was_cancelled_stays_cancelled(background):
+    hold = [said("word " * 900, when="Hi"), said("Yes.", repeat=True)]
+    with scripted(*hold) as server:
+        given = body("Hi", stream=True, background=background)
+        with server.http.stream("POST", PATH, json=given) as stream:
+            lines = stream.iter_lines()
+            data = next(line for line in lines if line.startswith("data: "))
+            name = json.loads(data.removeprefix("data: "))["response"]["id"]
+            told = server.http.post(f"{PATH}/{name}/cancel").json()["status"]
+            *_, last = (line for line in lines if line)
+        assert last == "data: [DONE]"
+        assert ended(server, name)["status"] == told
+
+
+def test_an_item_without_a_type_is_a_message(server):
+    asked = [{"type": None, "role": "user", "content": "Hi"}]
+    assert server.post(PATH, body(asked)).json()["status"] == "completed"
+
+
 def test_a_response_that_was_cut_is_incomplete(server):
     cut = server.post(PATH, body("Hi", max_output_tokens=1)).json()
     assert (cut["status"], cut["output"][-1]["status"]) == ("incomplete", "incomplete")
@@ -235,3 +285,16 @@ def test_system_items_of_the_input_are_inherited_and_instructions_are_not(role):
         first = server.post(PATH, body("Hi", instructions="Speak of ships.")).json()
         second = server.post(PATH, body("Again", previous_response_id=first["id"])).json()
     assert second["output"][0]["content"][0]["text"] == "What?"
+
+
+def test_one_principal_s_responses_do_not_push_out_those_of_another():
+    store = ResponseStore(8000)
+    store.put("you", Stored({"id": "mine"}, [], "s", "t_1"))
+    for number in range(40):
+        store.put("me", Stored({"id": f"r{number}", "text": "x" * 100}, [], "s", "t_1"))
+    assert store.bytes <= 8000
+    assert store.get("you", "mine") is not None
+    for number in range(40):
+        store.drop("me", f"r{number}")
+    assert store.drop("you", "mine")
+    assert (store.bytes, len(store)) == (0, 0)

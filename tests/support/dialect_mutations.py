@@ -113,6 +113,7 @@ JUNK: list[Any] = [
     {"type": "text", "text": 7}, {"type": "function"}, {"type": "json_schema", "schema": {}},
     {"role": "user"}, {"role": "assistant", "tool_calls": [{}]}, {"a": {"b": {"c": [1, {}]}}},
     {"type": "tool_result", "tool_use_id": "nobody", "content": [{"type": "image"}]},
+    {"type": "allowed_tools", "tools": 5, "allowed_tools": {"mode": 5, "tools": 5}},
     {"$ref": "#"}, {"type": "object", "properties": 5}, {"type": ["string", "null"]},
 ]  # fmt: skip
 

@@ -78,9 +78,7 @@ def read(request: ChatRequest, served: str, *, strict: bool) -> Asked:
         tools=tools,
         turn=wire.TurnRequest(
             input=[],
-            max_output_tokens=common.limit(
-                request.max_completion_tokens or request.max_tokens, "max_tokens"
-            ),
+            max_output_tokens=_limit(request),
             sampling=common.sampling(request, request.stop),
             tool_choice=choice,
             tools_allowed=allowed,
@@ -102,6 +100,12 @@ def _refuse(request: ChatRequest) -> None:
         raise InvalidRequest("one choice is generated: n is 1", param="n")
     if request.logprobs or request.top_logprobs:
         raise InvalidRequest("this server gives no log probabilities", param="logprobs")
+
+
+def _limit(request: ChatRequest) -> int | None:
+    if request.max_completion_tokens is not None:
+        return common.limit(request.max_completion_tokens, "max_completion_tokens")
+    return common.limit(request.max_tokens, "max_tokens")
 
 
 def _conversation(messages: list[Message], warnings: list[str]) -> tuple[str | None, list[Unit]]:
@@ -182,8 +186,9 @@ def _choice(choice: Any, tools: list[wire.Tool]) -> "tuple[Any, list[str] | None
 
 
 def _allowed(allowed: dict[str, Any], tools: list[wire.Tool]) -> "tuple[Any, list[str]]":
+    given = allowed.get("tools")
     names = []
-    for one in allowed.get("tools") or []:
+    for one in given if isinstance(given, list) else []:
         function = one.get("function") if isinstance(one, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         names.append(common.named(tools, name, "tool_choice").name)

@@ -88,8 +88,8 @@ def _stop(ended: Ended, stops: list[str]) -> dict[str, Any]:
     if reason == "tool_use" and not called:
         reason = "end_turn"
     stopped = reason == "stop_sequence"
-    # Which one it was is not known when there are several.
-    sequence = stops[0] if stopped and stops else None
+    # Which one it was is not known when there are several: none is better than a wrong one.
+    sequence = stops[0] if stopped and len(stops) == 1 else None
     return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
 
 

@@ -120,7 +120,7 @@ def leading(request: ResponsesRequest, warnings: list[str]) -> list[str]:
     """
     texts: list[str] = []
     for number, item in enumerate(_items(request)):
-        if item.get("type", "message") != "message" or item.get("role") not in _SYSTEM:
+        if (item.get("type") or "message") != "message" or item.get("role") not in _SYSTEM:
             break
         texts.append(text_of(item.get("content"), warnings.append, f"input[{number}]"))
     return texts
@@ -136,7 +136,7 @@ def _units(request: ResponsesRequest, first: int, warnings: list[str]) -> list[U
     answer: list[dict[str, Any]] = []  # items of the assistant that stand together
     for number, item in enumerate(_items(request)[first:], start=first):
         param = f"input[{number}]"
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         if kind in ("reasoning", "function_call") or item.get("role") == "assistant":
             answer.append(item)
             continue
@@ -173,7 +173,7 @@ def _answered(items: list[dict[str, Any]], warnings: list[str], param: str) -> A
     thoughts: list[str] = []
     calls: list[AskedCall] = []
     for item in items:
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         if kind == "function_call":
             calls.append(
                 AskedCall(

@@ -1,6 +1,6 @@
 """The responses that can be asked for again and gone on from: in memory, bounded by bytes."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,34 +30,44 @@ class Stored:
 
 
 class ResponseStore:
-    """Responses by (principal, id); the oldest make room."""
+    """Responses by principal and id; the oldest of the principal with the most bytes make room."""
 
     def __init__(self, max_bytes: int) -> None:
         self.bytes = 0
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[tuple[str, str], Stored] = OrderedDict()
+        self._entries: dict[str, OrderedDict[str, Stored]] = {}
+        self._sizes: Counter[str] = Counter()  # bytes of each principal
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(map(len, self._entries.values()))
 
     def put(self, principal: str, stored: Stored) -> None:
         """Keep a response, or what has become of it."""
-        key = principal, stored.body["id"]
-        self.drop(*key)
+        name = stored.body["id"]
+        self.drop(principal, name)
         stored.size = _ENTRY + len(wire.encode(stored.body)) + len(wire.encode(stored.input))
-        self._entries[key] = stored
-        self.bytes += stored.size
-        while self.bytes > self._max_bytes and len(self._entries) > 1:
-            self.drop(*next(iter(self._entries)))
+        self._entries.setdefault(principal, OrderedDict())[name] = stored
+        self._count(principal, stored.size)
+        while self.bytes > self._max_bytes and len(self) > 1:
+            largest = max(self._sizes, key=self._sizes.__getitem__)
+            self.drop(largest, next(iter(self._entries[largest])))
 
     def get(self, principal: str, response: str) -> Stored | None:
         """Return a response, None when it is not (or no longer) here."""
-        return self._entries.get((principal, response))
+        own = self._entries.get(principal)
+        return own.get(response) if own is not None else None
 
     def drop(self, principal: str, response: str) -> bool:
         """Forget a response; return whether it was here."""
-        stored = self._entries.pop((principal, response), None)
+        stored = self.get(principal, response)
         if stored is None:
             return False
-        self.bytes -= stored.size
+        del self._entries[principal][response]
+        self._count(principal, -stored.size)
         return True
+
+    def _count(self, principal: str, size: int) -> None:
+        self.bytes += size
+        self._sizes[principal] += size
+        if not self._sizes[principal]:
+            del self._sizes[principal], self._entries[principal]
