@@ -1,6 +1,7 @@
 """The routes of responses: they are kept, can be gone on from, and can run in the background."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -94,19 +95,17 @@ class ResponsesRoutes:
         return json_response(self._known(request).body)
 
     async def delete(self, request: Request) -> Response:
-        """DELETE /v1/responses/{id}; the session stays."""
+        """DELETE /v1/responses/{id}: a turn that runs for it is cancelled; the session stays."""
         stored = self._known(request)
         self._store.drop(request.user, stored.body["id"])
+        with contextlib.suppress(SessionNotFound, SessionClosed, TurnNotFound):
+            await self._end(request.user, stored)
         return json_response({"id": stored.body["id"], "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
         """POST /v1/responses/{id}/cancel: the response, ended now if it was running."""
         stored = self._known(request)
-        if stored.body["status"] == "in_progress":
-            stored.body |= {"status": "cancelled"}
-            await self._turns.service.cancel(
-                request.user, stored.session, wire.CancelRequest(turn=stored.turn)
-            )
+        await self._end(request.user, stored)
         return json_response(stored.body)
 
     async def input_items(self, request: Request) -> Response:
@@ -115,6 +114,13 @@ class ResponsesRoutes:
         ids = [one.get("id") for one in items if isinstance(one, dict)]
         ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
         return json_response({"object": "list", "data": items, "has_more": False} | ends)
+
+    async def _end(self, principal: str, stored: Stored) -> None:
+        if stored.body["status"] == "in_progress":
+            stored.body |= {"status": "cancelled"}
+            await self._turns.service.cancel(
+                principal, stored.session, wire.CancelRequest(turn=stored.turn)
+            )
 
     def _before(self, principal: str, asked_for: ResponsesRequest) -> Stored | None:
         """Return the response that the request goes on from. Raises InvalidRequest."""

@@ -184,11 +184,11 @@ def left_at_once(server, **more):
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_stream_that_nobody_reads_to_its_end_is_kept_and_can_be_gone_on_from(background):
-    with scripted(said("word " * 900, when="Hi"), said("Yes.", repeat=True)) as server:
+    with scripted(said("word " * 200, when="Hi"), said("Yes.", repeat=True)) as server:
         name = left_at_once(server, background=background)
         now = ended(server, name)
         assert now["status"] == "completed"
-        assert now["output"][0]["content"][0]["text"] == "word " * 900
+        assert now["output"][0]["content"][0]["text"] == "word " * 200
         after = server.post(PATH, body("Go", previous_response_id=name))
         assert reused(now, after.json())
 
@@ -206,6 +206,21 @@ def test_a_stream_that_was_cancelled_stays_cancelled(background):
             *_, last = (line for line in lines if line)
         assert last == "data: [DONE]"
         assert ended(server, name)["status"] == told
+
+
+def test_a_response_that_is_deleted_while_it_runs_generates_no_further():
+    with scripted(said("word " * 900, when="Hi"), said("Yes.", repeat=True)) as server:
+        begun = server.post(PATH, body("Hi", background=True))
+        server.http.delete(f"{PATH}/{begun.json()['id']}")
+        session = begun.headers["X-AgentServe-Session"]
+        for _ in range(500):
+            state = server.http.get(f"/sessions/{session}").json()["state"]
+            if state == "idle":
+                break
+            time.sleep(0.01)
+        turns = server.http.get(f"/sessions/{session}/turns").json()
+        assert state == "idle"
+        assert "completed" not in {turn["status"] for turn in turns["turns"]}
 
 
 def test_an_item_without_a_type_is_a_message(server):
