@@ -27,7 +27,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._reading: asyncio.Future[str | None] | None = None
-        self._terminal = sys.stdin.isatty()
+        self._terminal = sys.stdin is not None and sys.stdin.isatty()
         self._prompt = ""
 
     async def next(self, prompt: str) -> str | None:
@@ -52,13 +52,26 @@ class Lines:
     def _read(
         self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[str | None]", prompt: str
     ) -> None:
-        line: str | None
-        try:
-            line = input(prompt if self._terminal else "")
-        except (EOFError, UnicodeDecodeError):
-            line = None
+        line = self._line(prompt)
         if not loop.is_closed():
             loop.call_soon_threadsafe(future.set_result, line)
+
+    def _line(self, prompt: str) -> str | None:
+        """Wait for a line; None at the end, or where there is no input."""
+        if self._terminal and sys.stdout.isatty():
+            try:
+                return input(prompt)
+            except (EOFError, UnicodeDecodeError):
+                return None
+        if sys.stdin is None:
+            return None
+        if self._terminal:
+            sys.stderr.write(prompt)
+            sys.stderr.flush()
+        # Not sys.stdin: a thread that waits there holds its lock, and Python then aborts at exit.
+        with open(0, "rb", buffering=0, closefd=False) as file:
+            line = file.readline()
+        return line.decode(errors="replace").rstrip("\r\n") if line else None
 
 
 class Questions:

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
-TOOL_NAME = r"^[A-Za-z0-9_-]{1,64}$"
+# `\Z`, not `$`, which also matches before a newline at the end.
+SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}\Z"
+TOOL_NAME = r"^[A-Za-z0-9_-]{1,64}\Z"
 
 SessionId = Annotated[str, Meta(pattern=SESSION_ID)]
 CallId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -73,7 +74,7 @@ class ToolResultItem(Request, frozen=True, tag="tool_result"):
 class RefItem(Request, frozen=True, tag="ref"):
     """Turns of this session that stay as they are: "t_4" or "t_1..t_4" (history only)."""
 
-    ref: Annotated[str, Meta(pattern=r"^t_[0-9]{1,9}(\.\.t_[0-9]{1,9})?$")]
+    ref: Annotated[str, Meta(pattern=r"^t_[0-9]{1,9}(\.\.t_[0-9]{1,9})?\Z")]
 
 
 Item = UserItem | SystemItem | AssistantItem | ToolResultItem

@@ -320,3 +320,29 @@ def test_the_figures_of_a_turn_name_the_tiers_that_its_cached_tokens_came_from()
     assert summary(turn) == (
         "[9 tokens, 20.0 tok/s | cached 206 (device 200, host 6), new 15 | context 230 of 8192]"
     )
+
+
+def test_an_interrupt_at_a_question_ends_the_run(server, story, tmp_path):
+    story(shell("echo no"))
+    arguments = ("run", "go", "--tools", "shell", "--dir", str(tmp_path), "--url", server[1])
+    with started(*arguments) as process:
+        for line in process.stderr:
+            if line.startswith("Allow"):
+                break
+        process.send_signal(signal.SIGINT)
+        code = process.wait(timeout=60)
+        err = process.stderr.read()
+    assert code == 130
+    assert "Fatal" not in err
+
+
+@pytest.mark.parametrize("command", [("run", "go"), ("chat",)])
+def test_who_has_no_input_says_no(server, story, tmp_path, command):
+    story(*([shell("echo no"), says("Then not.")] if command[0] == "run" else []))
+    line = [sys.executable, "-m", "agentserve", *command, "--tools", "shell"]
+    line += ["--dir", str(tmp_path), "--url", server[1]]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" <&-', "sh", *line], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr

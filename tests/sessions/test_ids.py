@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentserve.sessions.ids import CallIds, CallOrigin, new_session_id, prompt_call_id
-from agentserve.wire import SESSION_ID
+from agentserve.wire import SESSION_ID, TOOL_NAME
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1))
@@ -35,6 +35,12 @@ def test_session_ids_have_144_random_bits_and_fit_the_pattern():
     ids = {new_session_id(source) for _ in range(1000)}
     assert len(ids) == 1000
     assert all(re.match(SESSION_ID, one) and len(one) == 26 for one in ids)
+
+
+def test_names_do_not_end_in_a_newline():
+    for pattern in (SESSION_ID, TOOL_NAME):
+        assert re.search(pattern, "a")
+        assert not re.search(pattern, "a\n")
 
 
 def test_template_call_ids_are_nine_characters_and_differ():

@@ -5,6 +5,14 @@ import sys
 
 TOOLS = [{"name": "one", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
 
+# What a server may list that is not what the protocol says.
+LISTS = {
+    "text": "one",
+    "no-schema": [{"name": "one"}],
+    "array": [{"name": "one", "inputSchema": {"type": "array"}}],
+    "repeated": [{"name": "same", "inputSchema": {"type": "object"}}] * 1500,
+}
+
 
 def send(**message):
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
@@ -19,7 +27,7 @@ def answer(method):
             "serverInfo": {"name": "handshake", "version": "1"},
         }
     if method == "tools/list":
-        return {"tools": TOOLS}
+        return {"tools": LISTS.get(sys.argv[-1], TOOLS)}
     if method == "tools/call":
         TOOLS.append({"name": "two", "inputSchema": {"type": "object"}})
         send(method="notifications/tools/list_changed")

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from agentserve_tools import Executor, Toolbox, ToolOutput, allow_read_only, tool
 
@@ -401,3 +402,79 @@ def test_a_thread_that_never_ends_does_not_keep_the_program_alive():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "error\n"
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def fails() -> str:
+    raise Silent
+
+
+async def fails_later() -> str:
+    raise Silent
+
+
+async def leaves() -> str:
+    sys.exit(3)
+
+
+async def fails_in_a_group() -> str:
+    raise BaseExceptionGroup("several", [SystemExit(1)])
+
+
+def gives_no_text() -> object:
+    return Silent()
+
+
+def gives_a_huge_number() -> object:
+    return {"digits": 10**5000}
+
+
+def gives_a_deep_list() -> object:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    return deep
+
+
+def gives_bytes_of_a_file_name() -> str:
+    return "caf\udce9.txt"
+
+
+def says_bytes_of_a_file_name() -> str:
+    raise ValueError("no caf\udce9.txt")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        fails,
+        fails_later,
+        leaves,
+        fails_in_a_group,
+        gives_no_text,
+        gives_a_huge_number,
+        gives_a_deep_list,
+        gives_bytes_of_a_file_name,
+        says_bytes_of_a_file_name,
+    ],
+)
+async def test_whatever_a_tool_does_its_answer_can_be_sent(function):
+    run = executor(function, deadline_s=30, max_concurrency=1).run
+    for _ in range(2):  # the place is free again
+        answer = await asyncio.wait_for(run(function.__name__, {}), 10)
+        assert "did not finish" not in msgspec.json.encode(answer.output).decode()
+
+
+async def test_an_approval_may_give_any_reason():
+    class Odd(Silent):
+        def __bool__(self) -> bool:
+            raise RuntimeError("no truth")
+
+    for reason in (Odd(), "\udce9"):
+        refused = await executor(add).run("add", {"a": 1}, approve=lambda *_, it=reason: it)
+        assert refused.status == "cancelled"
+        assert msgspec.json.encode(refused.output)

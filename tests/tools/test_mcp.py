@@ -152,6 +152,22 @@ async def test_a_bad_server_names_itself_and_does_not_hide_the_others(config):
     assert "$.args" in reasons["typed"]
 
 
+@pytest.mark.parametrize("wrong", ["text", "no-schema", "array"])
+def test_a_server_whose_list_is_no_list_hides_no_other(config, wrong):
+    servers = {
+        "good": program("handshake_server.py"),
+        "bad": program("handshake_server.py", wrong),
+    }
+    with Toolbox.from_mcp_config(config(**servers)) as box:
+        assert list(box) == ["one"]
+        assert "ListToolsResult" in box.failed_servers["bad"]
+
+
+def test_a_tool_that_is_listed_again_and_again_is_one(config):
+    with Toolbox.from_mcp_config(config(s=program("handshake_server.py", "repeated"))) as box:
+        assert list(box) == ["same"]
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"mcpServers": []}', '{"servers": {}}'])
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
     path = tmp_path / "mcp.json"

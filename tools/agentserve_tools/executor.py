@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from agentserve_tools.once import Once
-from agentserve_tools.output import ASIDE, clip
+from agentserve_tools.output import ASIDE, as_text, clip
 from agentserve_tools.registry import RegisteredTool, Toolbox
 from agentserve_tools.schema import ArgumentError, underlying
 from agentserve_tools.types import Approve, ToolOutput
@@ -183,7 +183,7 @@ async def _refusal(approve: Approve, tool: RegisteredTool, arguments: Any) -> To
             verdict = _asking_failed(error)
     if verdict is True:
         return None
-    reason = f": {verdict}" if verdict else ""
+    reason = "" if verdict is None or verdict is False else f": {as_text(verdict)}"
     return ToolOutput(f"the call of {tool.spec.name} was not allowed{reason}", "cancelled")
 
 
@@ -211,7 +211,7 @@ def _answer(function: Callable[..., Any], bound: dict[str, Any]) -> ToolOutput |
 async def _awaited(pending: Awaitable[Any]) -> ToolOutput:
     try:
         return _as_output(await pending)
-    except Exception as error:
+    except (Exception, SystemExit, BaseExceptionGroup) as error:
         return _failure(error)
 
 
@@ -221,7 +221,8 @@ def _as_output(value: Any) -> ToolOutput:
 
 def _failure(error: BaseException) -> ToolOutput:
     _log.debug("a tool failed", exc_info=error)
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = as_text(error)
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return ToolOutput(text[:_MESSAGE_LIMIT], "error")
 
 

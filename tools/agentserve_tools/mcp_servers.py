@@ -27,6 +27,7 @@ from agentserve_tools.types import ToolOutput, ToolSpec
 
 _LIST_S = 30.0
 _MAX_PAGES = 100
+_REASON = 300  # characters
 _SESSION_ENDED = "Session terminated"  # what the package makes of HTTP 404: the server began anew
 _MAX_DESCRIPTION = 16_384  # characters; what an agentserve server takes
 
@@ -66,8 +67,12 @@ class McpConnections:
                 client = await server.client()
                 server.list_changed = False
                 tools = await _all_tools(client)
-        except (ServerFailed, MCPError, TimeoutError) as error:
-            self.failed[server.name] = str(error) or f"no answer within {_LIST_S:g} s"
+        except TimeoutError:
+            self.failed[server.name] = f"no answer within {_LIST_S:g} s"
+            return None
+        except Exception as error:  # also of the package, on a list that is none
+            said = " ".join(str(error).split())
+            self.failed[server.name] = said[:_REASON] or type(error).__name__
             return None
         self.failed.pop(server.name, None)
         return [(_spec(one), partial(self._call, server, one.name)) for one in tools]
@@ -98,7 +103,7 @@ async def _all_tools(client: Client) -> list[Tool]:
             break
         page = await client.list_tools(cursor=page.next_cursor)
         tools += page.tools
-    return tools
+    return list({one.name: one for one in tools}.values())  # a name that comes twice is one tool
 
 
 def _spec(tool: Tool) -> ToolSpec:

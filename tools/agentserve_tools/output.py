@@ -118,17 +118,28 @@ class HeadTail:
         return f"; {part} in {self._stored}"
 
 
+def as_text(value: Any) -> str:
+    """Return `str(value)` as text that can be sent, also where that fails."""
+    try:
+        text = str(value)
+    except Exception:
+        text = f"<{type(value).__name__} without a text>"
+    return text.encode(errors="replace").decode()
+
+
 def clip(value: Any, limit: int, aside: Aside | None = None) -> tuple[Any, bool]:
     """Return (value as JSON-compatible data of at most about `limit` characters, was it cut).
 
     A value that is no JSON value becomes its `str()`; a structure that is too large becomes text.
-    With `aside`, the whole of what is cut is kept there.
+    What UTF-8 cannot say (file names that are no text) becomes `?`. With `aside`, the whole of what
+    is cut is kept there.
     """
     try:
         data = msgspec.to_builtins(value, str_keys=True)
-        text = data if isinstance(data, str) else msgspec.json.encode(data).decode()
-    except (TypeError, ValueError, RecursionError):
-        data = text = str(value)
+        text = msgspec.json.encode(data).decode()
+        text = data if isinstance(data, str) else text
+    except Exception:  # whatever the value's own methods raise, too
+        data = text = as_text(value)
     if len(text) <= limit + _SLACK:
         return data, False
     kept = HeadTail(limit, aside)

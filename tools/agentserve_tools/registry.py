@@ -1,5 +1,6 @@
 """Named tools: plain callables, with what the decorator says about them."""
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -85,7 +86,7 @@ def free_name(server: str, name: str, taken: Container[str]) -> str:
         return own
     if with_server not in taken:
         return with_server
-    numbered = (f"{with_server[:60]}_{number}" for number in range(2, 1000))
+    numbered = (f"{with_server[:60]}_{number}" for number in itertools.count(2))
     return next(one for one in numbered if one not in taken)
 
 
