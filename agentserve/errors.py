@@ -185,7 +185,7 @@ class ModelLoading(AgentserveError):
 
 
 class EngineDown(AgentserveError):
-    """The engine process is gone; it is being restarted."""
+    """The engine process, or its grammar compiler, is gone; it is being restarted."""
 
     code, status, retryable = "engine_down", 503, True
 

@@ -167,6 +167,13 @@ def allowed_tools(session: Session, request: TurnRequest) -> list[Tool]:
         names = tuple(name for name in request.tools_allowed if names is None or name in names)
     allowed = [tool for name, tool in by_name.items() if names is None or name in names]
     choice = request.tool_choice
+    if request.response_format is not None and request.response_format.type == "json_schema":
+        if choice == "required" or isinstance(choice, NamedTool):
+            raise InvalidRequest(
+                "an answer of a response_format is not a call: leave out one of the two",
+                param="tool_choice",
+            )
+        return []
     if isinstance(choice, NamedTool):
         require_known({tool.name for tool in allowed}, [choice.name], "tool_choice")
         return [by_name[choice.name]]

@@ -5,6 +5,7 @@ from agentserve.errors import (
     AgentserveError,
     BadToolSchema,
     ContextFull,
+    EngineDown,
     EngineError,
     ExceedsKvCapacity,
     InvalidRequest,
@@ -16,6 +17,7 @@ _REFUSALS: dict[str, type[AgentserveError]] = {
     "context_full": ContextFull,
     "exceeds_kv_capacity": ExceedsKvCapacity,
     "overloaded": Overloaded,
+    "no_compiler": EngineDown,  # it is started again for the next turn
 }
 
 

@@ -17,6 +17,8 @@ from agentserve.errors import (
 )
 from agentserve.sessions.store import MemoryStore
 
+ANSWER = {"type": "json_schema", "schema": {"type": "object"}}
+
 
 async def test_unknown_tools_and_bad_parameters_are_refused():
     async with rig() as r:
@@ -29,6 +31,8 @@ async def test_unknown_tools_and_bad_parameters_are_refused():
             {"sampling": {"logit_bias": {"999999": 1.0}}},
             {"sampling": {"logit_bias": {"-1": 1.0}}},
             {"response_format": {"type": "json_schema"}},
+            {"response_format": ANSWER, "tool_choice": "required"},
+            {"response_format": ANSWER, "tool_choice": {"name": "search"}},
             {"input": [{"type": "assistant", "content": "I said"}]},
         ):
             with pytest.raises(InvalidRequest):
@@ -41,6 +45,14 @@ async def test_unknown_tools_and_bad_parameters_are_refused():
             await r.create(model="gpt-9")
         with pytest.raises(TurnNotFound):
             await r.service.turn("local", s, "t_9")
+
+
+async def test_an_answer_of_a_format_that_looks_like_a_call_is_text():
+    async with rig() as r:
+        s = await r.create(tools=TOOLS)
+        text = '{"name": "search", "arguments": {}}'
+        turn = await r.forced(s, "go", text, response_format=ANSWER)
+        assert [(item.text, turn.stop_reason) for item in turn.output] == [(text, "end")]
 
 
 async def test_force_is_refused_unless_the_server_allows_it():
