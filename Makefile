@@ -1,7 +1,7 @@
 # Two commands matter: `make demo` and `make test`. `make help` lists the rest.
 # They make a virtual environment in .venv; PYTHON=/path/to/python uses an existing one instead.
 
-SEEDS ?= 2000
+SEEDS ?= 1000
 DEPTH ?= 9
 TURNS ?= 100
 PEERS ?= .peers
@@ -20,7 +20,7 @@ PIP := $(PY) -m pip install --disable-pip-version-check -q -c constraints.txt
 endif
 BASE := $(shell command -v python3.11 || command -v python3)
 
-.PHONY: help demo test check fmt sim record-sim progress exactness mutants mutated-bodies compat \
+.PHONY: help demo test test-slow kernels check fmt sim record-sim progress exactness mutants mutated-bodies compat \
 	bench-grammar grammar-attack fuzz-tools bench-scan bench-tools bench-scale bench-residency \
 	bench-prepared bench-floor bench-overhead bench-history \
 	peers bench-peers gpu-compile clean
@@ -32,9 +32,16 @@ help:  ## this list
 demo: $(STAMPS)/installed  ## replay a 100-turn coding session against a real server
 	$(PY) -m agentserve demo
 
-test: check $(STAMPS)/installed-test  ## checks, tests and simulation: what CI runs
-	$(PY) -m pytest -n 2 --dist loadfile
+test: $(STAMPS)/installed-test  ## checks, tests and simulation: what CI runs
+	$(MAKE) -j2 check kernels
+	$(PY) -m pytest -n 2 --dist loadfile -m "not slow"
 	$(PY) -m agentserve.engine.sim --seeds $(SEEDS) --jobs 2
+
+test-slow: $(STAMPS)/installed-test  ## the rest of gpu_check in Triton's interpreter, 3 minutes
+	$(PY) -m pytest -m slow
+
+kernels: $(STAMPS)/installed  ## compile the CPU kernels, once on a machine
+	$(PY) -c "from agentserve import Client; Client.embedded().close()"
 
 check: $(STAMPS)/installed-test  ## formatting, lint, types, import contracts
 	$(PY) -m ruff format --check

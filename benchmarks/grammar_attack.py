@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from adversarial import schemas
 from circumstances import circumstances
+from hostile_schemas import schemas
 
 from agentserve import wire
 from agentserve.assembly import TORCH_FACTORY

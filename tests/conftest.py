@@ -2,6 +2,10 @@
 
 import pytest
 from counts import COUNTS
+from hypothesis import settings
+
+settings.register_profile("agentserve", deadline=None)  # no test asserts times
+settings.load_profile("agentserve")
 
 
 def pytest_sessionfinish(session):

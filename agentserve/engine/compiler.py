@@ -23,6 +23,7 @@ from agentserve.engine.jobs import Done, Failed, Job, Reply, Setup
 
 OVER_TIME = signal.SIGPROF  # what a process dies of that is over its processor time
 EXIT_S = 1.0
+CLOSE_S = 10.0  # the longest piece of a thread's work is the vocabulary: a second
 _READ_BYTES = 1024 * 1024
 _KEPT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")  # of the environment
 
@@ -82,6 +83,13 @@ class CompilerProcess:
             self._life.kill()
             self._life = None
 
+    def close(self) -> None:
+        """End the process, and the thread: one in a library's code would end the program badly."""
+        life = self._life
+        self.end()
+        if life is not None:
+            life.thread.join(CLOSE_S)
+
     def _say(self, answer: Answer | None) -> None:
         if answer is not None:
             self._answers.append(answer)
@@ -108,7 +116,8 @@ class _Life:
         self._process: subprocess.Popen[bytes] | None = None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._job: Job | None = None
-        threading.Thread(target=self._run, name="grammars", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="grammars", daemon=True)
+        self.thread.start()
 
     @property
     def pid(self) -> int | None:

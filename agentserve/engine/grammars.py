@@ -48,7 +48,7 @@ class Answer:
 
 
 class Compiler(Protocol):
-    """Compiles one job at a time, elsewhere. No method waits."""
+    """Compiles one job at a time, elsewhere. No method but `close` waits."""
 
     @property
     def ready(self) -> bool:
@@ -69,6 +69,10 @@ class Compiler(Protocol):
 
     def end(self) -> None:
         """End the process and whatever it does; the next job starts another."""
+        ...
+
+    def close(self) -> None:
+        """End it for good; nothing of it runs in this process afterwards."""
         ...
 
 
@@ -215,7 +219,7 @@ class Grammars:
     def close(self) -> None:
         """End the compiler for good."""
         if self._compiler is not None:
-            self._compiler.end()
+            self._compiler.close()
 
     def check(self) -> None:
         """Verify the bounds, and that what is waited for is compiled or about to be."""

@@ -227,6 +227,10 @@ class ToyCompiler:
         self._running = None
         self._up_at = float("inf")
 
+    def close(self) -> None:
+        """Come down for good."""
+        self.end()
+
     def _answer(self, job: int, kind: str, spec: str) -> Answer:
         name, _, count = kind.partition(":")
         if name == "die":

@@ -100,6 +100,7 @@ def test_the_environment_and_the_correctness_of_kernels_and_model_are_reported(p
         assert set(cases.values()) == {"passed"}
 
 
+@pytest.mark.slow
 def test_steps_of_a_model_are_measured_against_what_the_device_allows(passed):
     model, summary = passed("model")
     assert list(model["decode"]) == ["batch 2, context 20", "batch 2, context 40"]
@@ -110,6 +111,7 @@ def test_steps_of_a_model_are_measured_against_what_the_device_allows(passed):
     assert summary["prefill_mfu"]["figure"] == "not measured"  # a CPU has no peak in the list
 
 
+@pytest.mark.slow
 def test_our_engine_and_continuous_batching_play_the_same_trace(passed):
     batching, summary = passed("batching")
     for system in ("ours", "transformers"):
@@ -119,6 +121,7 @@ def test_our_engine_and_continuous_batching_play_the_same_trace(passed):
     assert summary["times_transformers_batching"]["cases"] == {"agents": batching["speedup"]}
 
 
+@pytest.mark.slow
 def test_kernels_are_timed_beside_those_of_torch(passed):
     kernels, _ = passed("kernels")
     for part in ("prefill", "decode", "rows", "tunings"):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -99,6 +100,14 @@ def test_it_ends_with_the_pipe_also_in_the_middle_of_a_job(compiler):
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(60) == 0
+
+
+def test_a_compiler_that_is_closed_at_once_leaves_no_thread_in_a_library():
+    before = set(threading.enumerate())
+    process = Compiling(text_models.smollm(), 49152).process
+    process.start()
+    process.close()
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_compiler_that_does_not_start_is_not_the_grammar_s_fault():

@@ -32,7 +32,7 @@ async def test_each_is_compiled_or_refused_and_the_neighbours_get_the_right_toke
     pump = asyncio.create_task(player.pump())
     try:
         await asyncio.wait_for(player.ready.wait(), 120)
-        cases = list(sys.modules["adversarial"].schemas(2, COUNT))
+        cases = list(sys.modules["hostile_schemas"].schemas(2, COUNT))
         found = await grammar_attack.attack(player, cases)
         assert [kind for kind, _ in found["outcomes"]] == [kind for kind, _ in cases]
         outcomes = [outcome for _, outcome in found["outcomes"]]

@@ -70,6 +70,9 @@ class AnyText:
     def end(self) -> None:
         return None
 
+    def close(self) -> None:
+        return None
+
     def matcher(self) -> "AnyText":
         return self
 

@@ -6,12 +6,12 @@ import json
 
 import family_templates
 import pytest
+from compiling import Compiling
 from scanned import Scanned
 from session_rig import convert
 
 from agentserve import families, wire
 from agentserve.errors import InvalidRequest
-from agentserve.model.grammar import XGrammarFactory
 from agentserve.sessions.compose import Call, Conversation, Message
 from agentserve.sessions.grammar import structural_tag
 from agentserve.sessions.toolformat import FORMATS, JSON, MISTRAL, MISTRAL_LIST, choose, detect
@@ -117,7 +117,9 @@ def factory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bytes")
     directory.joinpath("tokenizer.json").write_text(json.dumps(families.byte_pipeline("")))
     directory.joinpath("generation_config.json").write_text('{"eos_token_id": [256]}')
-    return XGrammarFactory(directory, 512)
+    compiler = Compiling(directory, 512)
+    yield compiler
+    compiler.close()
 
 
 def takes(factory, spec, text):
