@@ -165,7 +165,7 @@ def run(  # noqa: PLR0913 - one argument per command line option
     finally:
         agent.executor.toolbox.close()
     if turn.stop_reason not in ("end", "stop_sequence"):
-        sys.stderr.write(f"agentserve: no answer: {_why(turn, max_turns)}\n")
+        sys.stderr.write(f"agentserve: no answer: {_why(turn, max_turns, agent)}\n")
         raise typer.Exit(UNANSWERED)
 
 
@@ -225,7 +225,13 @@ def _document(turn: "Turn", turns: list[str], calls: list[Any]) -> dict[str, Any
     }
 
 
-def _why(turn: "Turn", max_turns: int) -> str:
+def _why(turn: "Turn", max_turns: int, agent: Agent) -> str:
+    toolbox = agent.executor.toolbox
+    elsewhere = [
+        call.name for call in turn.tool_calls if call.name not in toolbox and not call.schema_errors
+    ]
+    if elsewhere:
+        return f"it calls {elsewhere[0]}, which the session has and which was not given here"
     if turn.stop_reason == "tool_calls":
         return f"after {max_turns} turns it still calls tools; see --max-turns"
     return f"the turn ended as {turn.status}, {turn.stop_reason}"

@@ -55,6 +55,15 @@ class Tools:
         """Whether the call ran here; its output is known then."""
         return self._executor.has_run(call_id)
 
+    def runs_elsewhere(self, call: ToolCall) -> bool:
+        """Whether the session has the tool and no function for it is here.
+
+        Another program may have declared it; then the server finds nothing wrong with the call.
+        """
+        if call.name in self.toolbox:
+            return False
+        return any(one.name == call.name for one in self.described) or not call.schema_errors
+
     @property
     def read_only(self) -> set[str]:
         """Names of the functions that change nothing."""

@@ -159,6 +159,20 @@ def test_a_run_that_ends_without_an_answer_says_so_and_can_be_gone_on_with(serve
     assert command("run", *common)[:2] == (0, "Done.\n")
 
 
+def test_a_tool_that_nobody_has_is_told_to_the_model_and_one_that_runs_elsewhere_to_the_user(
+    server, story
+):
+    front = story(calls(("nine", {})), says("Done."), calls(("far", {})))
+    common = ("run", "go", "--tools", "files", "--url", server[1])
+    assert command(*common)[:2] == (0, "Done.\n")
+    assert results(front.turns[1])[0][0].startswith("there is no tool named nine")
+    with Client(server[1]) as client:
+        client.session(id="far", tools=[{"name": "far", "parameters": {"type": "object"}}])
+    code, out, err = command(*common, "--session", "far")
+    assert (code, out) == (3, "")
+    assert "no answer: it calls far, which the session has and which was not given here" in err
+
+
 def test_an_interrupted_run_ends_its_tools_and_exits_with_130(server, story, tmp_path):
     story(shell("echo $$ > pid; sleep 600"))
     pid = tmp_path / "pid"

@@ -307,3 +307,27 @@ def test_new_tools_of_a_session_are_told_between_its_turns(client, story):
     toolbox.add(two)
     assert session.update(tools=executor).new_tokens > 0
     assert session.run("go on").text == "Done again."
+
+
+def test_a_call_of_a_tool_that_nobody_has_is_answered_and_the_loop_goes_on(client, story):
+    def one() -> str:
+        return "1"
+
+    front = story(calls(("nine", {}), ("one", {})), calls(("n" * 64, {"a": 1})), says("Done."))
+    session = client.session(id="nobody", tools=[one])
+    assert session.run("go").text == "Done."
+    unknown = ("there is no tool named nine; the tools are: one", "error")
+    posted = [body for action, body in front.posts if action != "sessions"]
+    answered = [results(body) for body in posted if body.get("input") != "go"]
+    assert sorted(itertools.chain(*answered))[:2] == sorted([("1", "ok"), unknown])
+    assert answered[-1] == [(f"there is no tool named {'n' * 64}; the tools are: one", "error")]
+
+
+@pytest.mark.parametrize("taken_up", [False, True])
+def test_a_call_of_a_tool_that_runs_elsewhere_is_returned_unanswered(client, story, taken_up):
+    name = f"elsewhere-{taken_up}"
+    story(calls(("far", {})))
+    session = client.session(id=name, tools=[{"name": "far", "parameters": {"type": "object"}}])
+    if taken_up:
+        session = client.session(id=name, resume=True)
+    assert [call.name for call in session.run("go").tool_calls] == ["far"]
