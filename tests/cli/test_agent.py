@@ -208,6 +208,29 @@ def test_mcp_servers_give_tools_one_that_fails_is_named_and_new_ones_come_with_a
     assert [results(front.turns[n]) for n in (1, 3)] == [[("called", "ok")]] * 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("remote", "left out far, farther: 'http://x/y': only references inside the schema work"),
+        ("wrong-type", "left out odd: properties.a.type: 'strin' is not valid"),
+    ],
+)
+def test_tools_of_an_mcp_server_that_cannot_be_used_are_left_out_and_named(
+    server, story, tmp_path, kind, said
+):
+    pytest.importorskip("mcp")
+    file = tmp_path / "mcp.json"
+    entry = {"command": sys.executable, "args": [str(HANDSHAKE), kind]}
+    file.write_text(json.dumps({"mcpServers": {"odd-one": entry}}))
+    front = story(says("Done."))
+    code, out, err = command("run", "go", "--mcp", str(file), "--url", server[1])
+    assert (code, out, err.count("\n")) == (0, "Done.\n", 1), err
+    assert err.startswith("agentserve: MCP server odd-one: left out ")
+    assert said in err
+    created = [body for action, body in front.posts if action == "sessions"][-1]
+    assert [one["name"] for one in created["tools"]] == ["one"]
+
+
 @pytest.mark.parametrize("arguments", [("run", "go"), ("chat",)])
 def test_without_the_mcp_package_a_line_says_what_to_install(tmp_path, arguments):
     file = tmp_path / "mcp.json"
