@@ -383,3 +383,19 @@ def test_who_has_no_input_says_no(server, story, tmp_path, command):
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_who_closes_an_output_does_without_it(server, story, tmp_path, closed):
+    story(calls(("list_files", {})), says("Done."))
+    line = [sys.executable, "-m", "agentserve", "run", "go", "--tools", "files"]
+    line += ["--dir", str(tmp_path), "--url", server[1]]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *line],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "" if closed == ">&-" else "Done.\n")
+    assert "Traceback" not in done.stderr
