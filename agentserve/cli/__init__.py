@@ -1,5 +1,6 @@
 """The `agentserve` command."""
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -57,6 +58,9 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line (default: this process's) and exit with its code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the program
     try:
         app(arguments, prog_name="agentserve")
     except (CommandFailed, AgentserveError, OSError, ValueError) as error:

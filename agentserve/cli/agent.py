@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agentserve.cli.terminal import Questions
 
 GROUPS = ("files", "shell", "python")
+_NAMED = 5  # tools of a server that are left out for one reason
 UNANSWERED = 3
 INTERRUPTED = 130
 RUN_EXIT_CODES = (
@@ -83,6 +84,22 @@ class Agent:
         self.client = client
         self.executor = executor
         self._approval = approval
+        self._told: set[tuple[str, str]] = set()
+
+    def tell_left_out(self) -> None:
+        """Say on stderr, once, which tools of MCP servers the session does not have, and why."""
+        from agentserve.cli.terminal import printable
+
+        groups: dict[tuple[str, str], list[str]] = {}
+        for (server, tool), reason in self.executor.toolbox.left_out.items():
+            if (server, tool) not in self._told:
+                groups.setdefault((server, " ".join(reason.split())), []).append(tool)
+                self._told.add((server, tool))
+        for (server, reason), tools in groups.items():
+            more = f" and {len(tools) - _NAMED} more" if len(tools) > _NAMED else ""
+            names = ", ".join(tools[:_NAMED]) + more
+            line = f"agentserve: MCP server {server}: left out {names}: {reason}"
+            sys.stderr.write(printable(line) + "\n")
 
     def approve(self, ask: "Callable[[], Questions]") -> "Approve | None":
         """Return what is asked before each call."""
@@ -165,7 +182,7 @@ def run(  # noqa: PLR0913 - one argument per command line option
     finally:
         agent.executor.toolbox.close()
     if turn.stop_reason not in ("end", "stop_sequence"):
-        sys.stderr.write(f"agentserve: no answer: {_why(turn, max_turns)}\n")
+        sys.stderr.write(f"agentserve: no answer: {_why(turn, max_turns, agent)}\n")
         raise typer.Exit(UNANSWERED)
 
 
@@ -196,6 +213,7 @@ async def _run(
         session = await client.session(
             name, resume=name is not None, tools=agent.executor, **options
         )
+        agent.tell_left_out()
         turn = await session.run(
             task, max_turns=max_turns, on_event=on_event, approve=approve, on_pending="cancel"
         )
@@ -225,7 +243,13 @@ def _document(turn: "Turn", turns: list[str], calls: list[Any]) -> dict[str, Any
     }
 
 
-def _why(turn: "Turn", max_turns: int) -> str:
+def _why(turn: "Turn", max_turns: int, agent: Agent) -> str:
+    toolbox = agent.executor.toolbox
+    elsewhere = [
+        call.name for call in turn.tool_calls if call.name not in toolbox and not call.schema_errors
+    ]
+    if elsewhere:
+        return f"it calls {elsewhere[0]}, which the session has and which was not given here"
     if turn.stop_reason == "tool_calls":
         return f"after {max_turns} turns it still calls tools; see --max-turns"
     return f"the turn ended as {turn.status}, {turn.stop_reason}"

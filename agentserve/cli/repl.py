@@ -40,6 +40,7 @@ class Chat:
             self._session: AsyncSession = await client.session(
                 name, resume=name is not None, tools=self._agent.executor, **options
             )
+            self._agent.tell_left_out()
             self._screen.note(f"session {self._session.id}; /help lists the commands")
             while (line := await self._lines.next("> ")) is not None:
                 if line.strip() == "/quit":
@@ -72,6 +73,7 @@ class Chat:
         executor = self._agent.executor
         if await asyncio.to_thread(executor.toolbox.refresh):
             answer = await self._session.update(tools=executor)
+            self._agent.tell_left_out()
             self._screen.note(f"[the tools changed: {answer.new_tokens} tokens are new]")
         first = True
 

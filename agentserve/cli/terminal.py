@@ -12,7 +12,7 @@ from agentserve import wire
 from agentserve.client.loop import RunEvent
 from agentserve.client.models import ToolDone, ToolStarted
 
-_SHOWN = 200  # characters of a call's arguments
+_SHOWN = 200  # characters of a call's name, arguments or error
 # A model's or tool's output must not move the cursor or rename the window.
 _UNPRINTABLE = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {9: 9, 10: 10}
 
@@ -116,9 +116,9 @@ class Screen:
                 self._text.flush()
                 self._in_line = not event.delta.endswith("\n")
             case ToolStarted(call):
-                self.note(f"[{call.name} {_json(call.arguments, _SHOWN)}]")
+                self.note(f"[{call.name[:_SHOWN]} {_json(call.arguments, _SHOWN)}]")
             case ToolDone(call, output):
-                self.note(f"[{call.name}: {_outcome(output)}]")
+                self.note(f"[{call.name[:_SHOWN]}: {_outcome(output)}]")
             case wire.TurnDone(turn):
                 self._end_line()
                 if self._statistics:

@@ -34,14 +34,15 @@ class ToolLoop:
     def run(self, given: Input, max_turns: int) -> Flow[Turn]:
         """Step until the model calls no tool; without input first answer what is pending.
 
-        Returns the last turn: after `max_turns`, or when a tool is called that has no function
-        here, that is one with unanswered calls.
+        Returns the last turn: after `max_turns`, or when a tool is called that the session has
+        without a function here, that is one with unanswered calls. A tool that nobody has is
+        answered with an error.
         """
         if max_turns < 1:
             raise ValueError("max_turns must be at least 1")
         waiting = (yield from self._session.pending_turn()) if given is None else None
         if waiting is not None:
-            if self._unknown(waiting):
+            if self._calls_elsewhere(waiting):
                 return waiting
             given = yield from self._answers(waiting.tool_calls, {})
         for number in range(1, max_turns + 1):
@@ -50,14 +51,14 @@ class ToolLoop:
             turn, started = yield from self._turn(given, () if last else self._early)
             if not (turn.tool_calls or turn.malformed_calls):
                 break
-            if last or self._unknown(turn):
+            if last or self._calls_elsewhere(turn):
                 yield StopTools(list(started.values()))
                 break
             given = yield from self._answers(turn.tool_calls, started)
         return turn
 
-    def _unknown(self, turn: Turn) -> bool:
-        return any(call.name not in self._session.tools.toolbox for call in turn.tool_calls)
+    def _calls_elsewhere(self, turn: Turn) -> bool:
+        return any(map(self._session.tools.runs_elsewhere, turn.tool_calls))
 
     @property
     def _early(self) -> Container[str]:

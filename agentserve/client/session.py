@@ -1,7 +1,8 @@
 """What a session of the client does, as flows: state, turns, edits."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -12,7 +13,7 @@ from agentserve.client.core import Api, Flow, error_of
 from agentserve.client.models import HintOptions, Item, SessionOptions, Turn, TurnOptions
 from agentserve.client.stream import StreamCore
 from agentserve.client.tools import Tools
-from agentserve.errors import AgentserveError, SessionClosed, SessionNotFound
+from agentserve.errors import AgentserveError, BadToolSchema, SessionClosed, SessionNotFound
 
 T = TypeVar("T")
 Input: TypeAlias = str | Item | Iterable[Item] | None
@@ -42,11 +43,22 @@ def open_session(api: Api, wanted: Opening) -> Flow["SessionCore"]:
             return core
         except SessionNotFound:
             pass
-    body = {**wanted.options, "tools": wanted.tools.described}
+    body: dict[str, Any] = {**wanted.options}
     if wanted.id is not None:
         body["id"] = wanted.id
-    info = yield from api.call("POST", "/sessions", wire.SessionInfo, body)
+    create = partial(api.call, "POST", "/sessions", wire.SessionInfo)
+    info = yield from _with_tools(create, body, wanted.tools)
     return SessionCore(api, info, wanted.tools)
+
+
+def _with_tools(send: Callable[[Any], Flow[T]], body: dict[str, Any], tools: Tools) -> Flow[T]:
+    """Send `body` with the tools, without those of MCP servers that the server refuses."""
+    while True:
+        try:
+            return (yield from send({**body, "tools": tools.described}))
+        except BadToolSchema as refused:
+            if not tools.leave_out(refused):
+                raise
 
 
 def list_sessions(api: Api, query: Mapping[str, Any]) -> Flow[wire.SessionList]:
@@ -191,9 +203,9 @@ class SessionCore:
         """Change metadata, ttl_ms or tools."""
         body = dict(changes)
         tools: Tools | None = body.get("tools")
-        if tools is not None:
-            body["tools"] = tools.described
-        answer = yield from self._api.call("PATCH", self.path, wire.HeadAnswer, body)
+        patch = partial(self._api.call, "PATCH", self.path, wire.HeadAnswer)
+        change = patch(body) if tools is None else _with_tools(patch, body, tools)
+        answer = yield from change
         self.tools = tools or self.tools
         self._move_to(answer.head)
         return answer

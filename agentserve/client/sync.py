@@ -229,9 +229,10 @@ class Session:
         """Step until the model calls no tool, running its calls at the same time.
 
         Read-only tools start while the model still writes. Returns the last turn: after
-        `max_turns`, or when a tool has no function here, one whose calls are unanswered. Without
-        a prompt, calls that wait are answered first. A call runs at most once: in a session that
-        was taken up, one that may have run before is told to the model as cancelled.
+        `max_turns`, or when a tool of the session has no function here, one whose calls are
+        unanswered. Without a prompt, calls that wait are answered first. A call runs at most once:
+        in a session that was taken up, one that may have run before is told to the model as
+        cancelled.
 
         on_event: is given each event of the turns, `ToolStarted` and `ToolDone`
         approve: asked before each call (see `agentserve_tools.Executor`)

@@ -9,6 +9,7 @@ from agentserve_tools import Approve, Executor, Toolbox, ToolOutput, ToolSpec, t
 
 from agentserve import wire
 from agentserve.client.models import ToolCall
+from agentserve.errors import BadToolSchema
 
 __all__ = ["AnyTool", "Tools", "tool"]
 
@@ -54,6 +55,23 @@ class Tools:
     def has_run(self, call_id: str) -> bool:
         """Whether the call ran here; its output is known then."""
         return self._executor.has_run(call_id)
+
+    def leave_out(self, refused: BadToolSchema) -> bool:
+        """Do without the tool that the server refused, if it came from an MCP server."""
+        name = (refused.param or "").removeprefix("tools.").removesuffix(".parameters")
+        if not self.toolbox.leave_out(name, refused.message):
+            return False
+        self.described = [one for one in self.described if one.name != name]
+        return True
+
+    def runs_elsewhere(self, call: ToolCall) -> bool:
+        """Whether the session has the tool and no function for it is here.
+
+        Another program may have declared it; then the server finds nothing wrong with the call.
+        """
+        if call.name in self.toolbox:
+            return False
+        return any(one.name == call.name for one in self.described) or not call.schema_errors
 
     @property
     def read_only(self) -> set[str]:

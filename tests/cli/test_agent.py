@@ -159,6 +159,20 @@ def test_a_run_that_ends_without_an_answer_says_so_and_can_be_gone_on_with(serve
     assert command("run", *common)[:2] == (0, "Done.\n")
 
 
+def test_a_tool_that_nobody_has_is_told_to_the_model_and_one_that_runs_elsewhere_to_the_user(
+    server, story
+):
+    front = story(calls(("nine", {})), says("Done."), calls(("far", {})))
+    common = ("run", "go", "--tools", "files", "--url", server[1])
+    assert command(*common)[:2] == (0, "Done.\n")
+    assert results(front.turns[1])[0][0].startswith("there is no tool named nine")
+    with Client(server[1]) as client:
+        client.session(id="far", tools=[{"name": "far", "parameters": {"type": "object"}}])
+    code, out, err = command(*common, "--session", "far")
+    assert (code, out) == (3, "")
+    assert "no answer: it calls far, which the session has and which was not given here" in err
+
+
 def test_an_interrupted_run_ends_its_tools_and_exits_with_130(server, story, tmp_path):
     story(shell("echo $$ > pid; sleep 600"))
     pid = tmp_path / "pid"
@@ -192,6 +206,29 @@ def test_mcp_servers_give_tools_one_that_fails_is_named_and_new_ones_come_with_a
     assert lines.index("Done.") < lines.index("Done too.")
     assert any(line.startswith("[the tools changed: ") for line in lines)
     assert [results(front.turns[n]) for n in (1, 3)] == [[("called", "ok")]] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("remote", "left out far, farther: 'http://x/y': only references inside the schema work"),
+        ("wrong-type", "left out odd: properties.a.type: 'strin' is not valid"),
+    ],
+)
+def test_tools_of_an_mcp_server_that_cannot_be_used_are_left_out_and_named(
+    server, story, tmp_path, kind, said
+):
+    pytest.importorskip("mcp")
+    file = tmp_path / "mcp.json"
+    entry = {"command": sys.executable, "args": [str(HANDSHAKE), kind]}
+    file.write_text(json.dumps({"mcpServers": {"odd-one": entry}}))
+    front = story(says("Done."))
+    code, out, err = command("run", "go", "--mcp", str(file), "--url", server[1])
+    assert (code, out, err.count("\n")) == (0, "Done.\n", 1), err
+    assert err.startswith("agentserve: MCP server odd-one: left out ")
+    assert said in err
+    created = [body for action, body in front.posts if action == "sessions"][-1]
+    assert [one["name"] for one in created["tools"]] == ["one"]
 
 
 @pytest.mark.parametrize("arguments", [("run", "go"), ("chat",)])
@@ -345,4 +382,20 @@ def test_who_has_no_input_says_no(server, story, tmp_path, command):
         ["sh", "-c", '"$@" <&-', "sh", *line], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_who_closes_an_output_does_without_it(server, story, tmp_path, closed):
+    story(calls(("list_files", {})), says("Done."))
+    line = [sys.executable, "-m", "agentserve", "run", "go", "--tools", "files"]
+    line += ["--dir", str(tmp_path), "--url", server[1]]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *line],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "" if closed == ">&-" else "Done.\n")
     assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ from served import assembled, open_client, wait_until_ready
 
 from agentserve import AsyncClient, Client, ToolDone, ToolStarted, tool, wire
 from agentserve.config import ServerSettings
+from agentserve.errors import BadToolSchema
 
 MCP_SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 
@@ -307,3 +309,47 @@ def test_new_tools_of_a_session_are_told_between_its_turns(client, story):
     toolbox.add(two)
     assert session.update(tools=executor).new_tokens > 0
     assert session.run("go on").text == "Done again."
+
+
+def test_a_call_of_a_tool_that_nobody_has_is_answered_and_the_loop_goes_on(client, story):
+    def one() -> str:
+        return "1"
+
+    front = story(calls(("nine", {}), ("one", {})), calls(("n" * 64, {"a": 1})), says("Done."))
+    session = client.session(id="nobody", tools=[one])
+    assert session.run("go").text == "Done."
+    unknown = ("there is no tool named nine; the tools are: one", "error")
+    posted = [body for action, body in front.posts if action != "sessions"]
+    answered = [results(body) for body in posted if body.get("input") != "go"]
+    assert sorted(itertools.chain(*answered))[:2] == sorted([("1", "ok"), unknown])
+    assert answered[-1] == [(f"there is no tool named {'n' * 64}; the tools are: one", "error")]
+
+
+@pytest.mark.parametrize("taken_up", [False, True])
+def test_a_call_of_a_tool_that_runs_elsewhere_is_returned_unanswered(client, story, taken_up):
+    name = f"elsewhere-{taken_up}"
+    story(calls(("far", {})))
+    session = client.session(id=name, tools=[{"name": "far", "parameters": {"type": "object"}}])
+    if taken_up:
+        session = client.session(id=name, resume=True)
+    assert [call.name for call in session.run("go").tool_calls] == ["far"]
+
+
+def test_a_refused_tool_of_an_mcp_server_is_left_out_and_one_of_our_own_is_an_error(
+    client, story, tmp_path
+):
+    pytest.importorskip("mcp")
+    odd = {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}}
+    with pytest.raises(BadToolSchema) as refused:
+        client.session(tools=[{"name": "own", "parameters": odd}])
+    assert refused.value.param == "tools.own.parameters"
+    file = tmp_path / "mcp.json"
+    entry = {"command": sys.executable, "args": [str(MCP_SERVER.parent / "handshake_server.py")]}
+    entry["args"].append("remote")
+    file.write_text(json.dumps({"mcpServers": {"s": entry}}))
+    story(calls(("one", {})), says("Done."))
+    session = client.session()
+    with Toolbox.from_mcp_config(file) as box:
+        session.update(tools=box)
+        assert (list(box), list(box.left_out)) == (["one"], [("s", "far"), ("s", "farther")])
+        assert session.run("go").text == "Done."

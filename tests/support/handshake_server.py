@@ -14,6 +14,16 @@ LISTS = {
 }
 
 
+def odd(name, schema):
+    """Return a tool with a parameter that an agentserve server refuses."""
+    return {"name": name, "inputSchema": {"type": "object", "properties": {"a": schema}}}
+
+
+LISTS["remote"] = [*TOOLS, *(odd(name, {"$ref": "http://x/y"}) for name in ("far", "farther"))]
+LISTS["wrong-type"] = [*TOOLS, odd("odd", {"type": "strin"})]
+LISTS["many"] = [{"name": f"t{number}", "inputSchema": {"type": "object"}} for number in range(500)]
+
+
 def send(**message):
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     sys.stdout.flush()

@@ -1,6 +1,8 @@
 """Work in a background loop: its results, its errors, and the end of what is stopped."""
 
 import asyncio
+import contextlib
+import threading
 from concurrent.futures import CancelledError, wait
 
 import pytest
@@ -70,3 +72,20 @@ def test_closing_cancels_what_still_runs():
     loop.close()
     assert job.ended.cancelled()
     loop.close()
+
+
+def test_closing_does_not_wait_for_ever_for_work_that_ignores_its_cancellation(monkeypatch):
+    monkeypatch.setattr("agentserve_tools.background._CLOSE_S", 0.01)
+    loop, begun, threads = BackgroundLoop("stubborn"), threading.Event(), threading.active_count()
+
+    async def stubborn():
+        begun.set()
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    job = loop.start(stubborn())
+    assert begun.wait(20)
+    loop.close()
+    assert threading.active_count() == threads - 1
+    assert not job.ended.done()

@@ -1,6 +1,7 @@
 """Calls are bounded in time, output and number, and never raise."""
 
 import asyncio
+import contextlib
 import contextvars
 import os
 import re
@@ -59,6 +60,9 @@ async def test_invalid_arguments_and_unknown_tools_are_told_to_the_model():
     unknown = await run("sub", {})
     assert unknown.status == "error"
     assert unknown.output == "there is no tool named sub; the tools are: add"
+    assert len((await run("x" * 100_000, {})).output) < 200
+    many = [tool(name=f"{number:064d}")(lambda: None) for number in range(500)]
+    assert len((await executor(*many).run("sub", {})).output) == 2000
 
 
 @pytest.mark.parametrize(
@@ -130,6 +134,45 @@ async def test_an_async_tool_is_really_cancelled_at_the_deadline():
 
     assert (await executor(slow, deadline_s=0.02).run("slow", {})).is_error
     assert cancelled.is_set()
+
+
+class Stubborn:
+    """An async tool that ignores its cancellation until it is released."""
+
+    def __init__(self) -> None:
+        self.started, self.release = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> str:
+        self.started.set()
+        while not self.release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.release.wait()
+        return "late"
+
+
+async def test_an_async_tool_that_ignores_its_cancellation_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("agentserve_tools.executor._CLEANUP_S", 0.01)
+    stubborn = Stubborn()
+    run = executor(stubborn, add, max_concurrency=1).run
+    late = await asyncio.wait_for(run("Stubborn", {}, call_id="call_1", deadline_s=0.02), 10)
+    assert (late.status, late.output) == ("error", "Stubborn did not finish within 0.02 s")
+    # Its place is taken until it ends.
+    assert (await run("add", {"a": 1}, deadline_s=0.02)).is_error
+    stubborn.release.set()
+    assert (await run("add", {"a": 1}, deadline_s=10)).output == 2
+    assert await run("Stubborn", {}, call_id="call_1") == late
+
+
+async def test_a_caller_that_is_cancelled_does_not_wait_for_a_tool_that_ignores_it(monkeypatch):
+    monkeypatch.setattr("agentserve_tools.executor._CLEANUP_S", 0.01)
+    stubborn = Stubborn()
+    task = asyncio.create_task(executor(stubborn).run("Stubborn", {}))
+    await stubborn.started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(task), 10)
+    assert task.cancelled()
+    stubborn.release.set()
 
 
 async def test_a_tool_keeps_its_own_concurrency_limit_until_a_late_thread_has_ended():

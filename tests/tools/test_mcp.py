@@ -168,6 +168,21 @@ def test_a_tool_that_is_listed_again_and_again_is_one(config):
         assert list(box) == ["same"]
 
 
+def test_tools_beyond_those_of_a_session_and_refused_ones_are_left_out(config):
+    with Toolbox.from_mcp_config(config(s=program("handshake_server.py", "many")), [own]) as box:
+        assert (len(box), len(box.left_out)) == (128, 373)
+        assert box.left_out["s", "t127"] == "a session has 128 tools at most"
+        assert box.leave_out("t3", "x" * 1000)
+        assert ("t3" in box, len(box.left_out["s", "t3"])) == (False, 300)
+        assert not box.leave_out("own", "it is no tool of a server")
+        assert not box.leave_out("t3", "it is gone")
+        assert next(iter(box)) == "own"
+
+
+def own() -> str:
+    return "own"
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"mcpServers": []}', '{"servers": {}}'])
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
     path = tmp_path / "mcp.json"

@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
+_CLOSE_S = 5.0  # more than a tool's process takes to be ended
+
 
 class BackgroundLoop:
     """Runs coroutines until `close`."""
@@ -34,7 +36,7 @@ class BackgroundLoop:
         return job
 
     def close(self) -> None:
-        """Cancel what still runs, wait for it, end the thread."""
+        """Cancel what still runs, wait a while for it, end the thread."""
         if not self._thread.is_alive():
             return
         with contextlib.suppress(concurrent.futures.CancelledError):
@@ -73,5 +75,6 @@ async def _cancel_others() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:
+        await asyncio.wait(others, timeout=_CLOSE_S)
     await asyncio.get_running_loop().shutdown_asyncgens()

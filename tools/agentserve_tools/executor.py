@@ -1,8 +1,9 @@
 """Runs tool calls: bounded in time, output and number; a failure is an answer, not an exception.
 
 Async tools run in the caller's event loop and are really cancelled. A plain function runs in a
-thread of its own, and a thread cannot be killed: after the deadline its caller gets an error, its
-late result is thrown away, and its place under the concurrency limits stays taken until it ends.
+thread of its own, and a thread cannot be killed, nor can a coroutine that ignores its cancellation:
+after the deadline the caller gets an error, a late result is thrown away, and its place under the
+concurrency limits stays taken until it ends.
 """
 
 import asyncio
@@ -27,7 +28,10 @@ from agentserve_tools.types import Approve, ToolOutput
 
 _log = logging.getLogger(__name__)
 _MESSAGE_LIMIT = 500  # characters of an exception's text
+_NAME_LIMIT = 64  # characters; no tool has a longer name
+_UNKNOWN_LIMIT = 2000  # characters: a toolbox may have hundreds of tools
 _DURATIONS = 64  # of each tool, the newest
+_CLEANUP_S = 3.0  # for what was cancelled to end, its processes too
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class Executor:
         self._places = asyncio.Semaphore(max_concurrency)
         self._own_places: dict[str, asyncio.Semaphore] = {}
         self._durations: dict[str, deque[int]] = {}
+        self._late: set[asyncio.Task[ToolOutput]] = set()  # the event loop itself forgets tasks
 
     async def run(
         self,
@@ -122,7 +127,8 @@ class Executor:
         """Refuse the call, or run it."""
         if name not in self.toolbox:
             known = ", ".join(self.toolbox) or "none"
-            return ToolOutput(f"there is no tool named {name}; the tools are: {known}", "error")
+            text = f"there is no tool named {_short(name)}; the tools are: {known}"
+            return ToolOutput(text[:_UNKNOWN_LIMIT], "error")
         tool = self.toolbox[name]
         try:
             call = _Call(tool, tool.signature.bind(arguments), limit)
@@ -134,21 +140,36 @@ class Executor:
 
     async def _timed(self, call: _Call) -> ToolOutput:
         started = time.monotonic()
-        try:
-            async with asyncio.timeout(call.deadline_s):
-                result = await self._in_its_place(call)
-        except TimeoutError:
-            result = ToolOutput(f"{call.name} did not finish within {call.deadline_s:g} s", "error")
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            result = ToolOutput(f"{call.name} was cancelled", "cancelled")
+        result = await self._by_its_deadline(call)
         duration_ms = round((time.monotonic() - started) * 1000)
         self._durations.setdefault(call.name, deque(maxlen=_DURATIONS)).append(duration_ms)
         output, cut = clip(result.output, self._max_output, self._aside)
         truncated = result.truncated or cut
         return replace(result, output=output, truncated=truncated, duration_ms=duration_ms)
+
+    async def _by_its_deadline(self, call: _Call) -> ToolOutput:
+        """Run the call in a task of its own, and wait for that no longer than it may take."""
+        task = asyncio.create_task(self._in_its_place(call))
+        try:
+            await asyncio.wait({task}, timeout=call.deadline_s)
+            if task.cancelled():
+                return ToolOutput(f"{call.name} was cancelled", "cancelled")
+            if task.done():
+                return task.result()
+            late = f"{call.name} did not finish within {call.deadline_s:g} s"
+            await self._cancelled(task)
+            return ToolOutput(late, "error")
+        except asyncio.CancelledError:
+            await self._cancelled(task)
+            raise
+
+    async def _cancelled(self, task: asyncio.Task[ToolOutput]) -> None:
+        """Cancel a call; one that does not end then goes on without anybody waiting for it."""
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+        if not task.cancelling():  # twice would interrupt its cleaning up
+            task.cancel()
+        await asyncio.wait({task}, timeout=_CLEANUP_S)
 
     async def _in_its_place(self, call: _Call) -> ToolOutput:
         """Run the call when the limits of its tool and of all tools have room."""
@@ -168,6 +189,10 @@ class Executor:
         if limit is None:
             return None
         return self._own_places.setdefault(call.name, asyncio.Semaphore(limit))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_LIMIT else f"{name[:_NAME_LIMIT]}..."
 
 
 async def _refusal(approve: Approve, tool: RegisteredTool, arguments: Any) -> ToolOutput | None:

@@ -12,13 +12,15 @@ from agentserve_tools.schema import JsonArguments, Signature
 from agentserve_tools.types import ToolSpec
 
 if TYPE_CHECKING:
-    from agentserve_tools.mcp_servers import McpConnections
+    from agentserve_tools.mcp_servers import Listed, McpConnections
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _INVALID = re.compile(r"[^A-Za-z0-9_-]")
 _OPTIONS = "__agentserve_tool__"
+_MAX_TOOLS = 128  # of a session; what an agentserve server takes
+_REASON = 300  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class Toolbox:
     def __init__(self, tools: Iterable[Callable[..., Any]] = ()) -> None:
         self._tools: dict[str, RegisteredTool] = {}
         self._connections: McpConnections | None = None
+        self._left_out: dict[tuple[str, str], str] = {}
         for one in tools:
             self.add(one)
 
@@ -110,7 +113,8 @@ class Toolbox:
         """Connect to the servers of `{"mcpServers": {...}}` and add their tools to `tools`.
 
         Blocks until each server has listed its tools or failed; those that failed are in
-        `failed_servers`, and hide nothing of the others. Close the toolbox to end the connections.
+        `failed_servers`, and hide nothing of the others. Tools that cannot be used are in
+        `left_out`. Close the toolbox to end the connections.
         Raises ImportError without the `mcp` package, OSError or ValueError when the file cannot
         be used.
         """
@@ -133,6 +137,23 @@ class Toolbox:
         """MCP servers that listed no tools, and why."""
         return dict(self._connections.failed) if self._connections is not None else {}
 
+    @property
+    def left_out(self) -> dict[tuple[str, str], str]:
+        """Tools of MCP servers that no session has, by (server, tool), and why.
+
+        Those are the tools after the first 128, and those that an agentserve server refused.
+        """
+        return dict(self._left_out)
+
+    def leave_out(self, name: str, reason: str) -> bool:
+        """Do without a tool, if it came from an MCP server; return whether it did."""
+        one = self._tools.get(name)
+        if one is None or one.server is None:
+            return False
+        del self._tools[name]
+        self._left_out[one.server, name] = reason[:_REASON]
+        return True
+
     def refresh(self) -> bool:
         """Ask those MCP servers for their tools whose list changed; return whether ours did.
 
@@ -142,12 +163,19 @@ class Toolbox:
             return False
         before = self.specs
         for server, tools in self._connections.changed_lists().items():
-            for name in [name for name, one in self._tools.items() if one.server == server]:
-                del self._tools[name]
-            for spec, function in tools:
-                own = replace(spec, name=free_name(server, spec.name, self._tools))
-                self._tools[own.name] = RegisteredTool(own, function, JsonArguments(), None, server)
+            self._replace(server, tools)
         return self.specs != before
+
+    def _replace(self, server: str, tools: "Iterable[Listed]") -> None:
+        """Have these tools of a server, and no others of it."""
+        self._tools = {name: one for name, one in self._tools.items() if one.server != server}
+        self._left_out = {key: why for key, why in self._left_out.items() if key[0] != server}
+        for spec, function in tools:
+            own = replace(spec, name=free_name(server, spec.name, self._tools))
+            if len(self._tools) < _MAX_TOOLS:
+                self._tools[own.name] = RegisteredTool(own, function, JsonArguments(), None, server)
+            else:
+                self._left_out[server, own.name] = f"a session has {_MAX_TOOLS} tools at most"
 
     def close(self) -> None:
         """End the connections to MCP servers, and the servers that were started."""
