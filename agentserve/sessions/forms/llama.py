@@ -1,9 +1,9 @@
 """Llama's calls: objects with "parameters", lists of Python calls, a built-in's `name.call()`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from agentserve.sessions.forms.form import Call, Constraint, Form, Tool
-from agentserve.sessions.forms.objects import Objects
+from agentserve.sessions.forms.objects import Objects, opens
 from agentserve.sessions.forms.python import read_arguments, read_name
 from agentserve.sessions.forms.reading import INVALID, OPENING, Reading
 from agentserve.sessions.forms.window import Markers, Wait
@@ -32,6 +32,10 @@ class Llama(Form, frozen=True):
     def fresh(self) -> tuple[str, ...]:
         """A list of Python calls."""
         return ("[",)
+
+    def follows(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Return the rest of an object's opening."""
+        return {"{": opens(names)}
 
     def read(self, reading: Reading, marker: str) -> Wait[None]:
         """Read a call, or a list of calls."""
