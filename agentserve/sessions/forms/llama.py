@@ -52,8 +52,7 @@ class Llama(Form, frozen=True):
                 reading.in_call = False
                 window.take(at)
                 reading.blank_line = True
-                yield from self.read(reading, "{")
-                return
+                return  # the object is read as one without a tag
             at += first == "["
             yield from self._python(reading, marker, at, listed=first == "[")
         else:

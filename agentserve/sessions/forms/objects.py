@@ -8,7 +8,7 @@ import msgspec
 
 from agentserve.sessions.forms.form import Call, Constraint, Form, Tool, dump, schema_content, tag
 from agentserve.sessions.forms.reading import INVALID, NO_NAME, OPENING, Reading, decode_object
-from agentserve.sessions.forms.window import SPACE, Markers, Wait, Window, markers
+from agentserve.sessions.forms.window import SPACE, SPACES, Markers, Wait, Window, begun, markers
 
 _KEYS = ('"arguments"', '"parameters"')
 _NAME_STOPS = Markers(('"', "\\", *map(chr, range(0x20))))
@@ -17,19 +17,9 @@ _WHOLE_OPENING = re.compile(
     r'\{[ \t\r\n]*+"name"[ \t\r\n]*+:[ \t\r\n]*+"(?P<name>[^"\\\x00-\x1f]*+)"[ \t\r\n]*+,'
     r'[ \t\r\n]*+"(?:arguments|parameters)"[ \t\r\n]*+:[ \t\r\n]*+\{'
 )
-
-
-def _begun(*parts: str, rest: str = "") -> str:
-    """Return a pattern of `parts` one after the other, of which the text may end after any."""
-    for part in reversed(parts):
-        rest = rf"(?:\Z|{part}{rest})"
-    return rest
-
-
-_SPACES = r"[ \t\r\n]*+"
-_KEY = "|".join(_begun(*key) for key in _KEYS)
-_ARGUMENTS = _begun(_SPACES, ",", _SPACES, f"(?:{_KEY})", _SPACES, ":", _SPACES, r"\{")
-_OBJECT = _begun(_SPACES, r"\{")
+_KEY = "|".join(begun(*key) for key in _KEYS)
+_ARGUMENTS = begun(SPACES, ",", SPACES, f"(?:{_KEY})", SPACES, ":", SPACES, r"\{")
+_OBJECT = begun(SPACES, r"\{")
 
 
 def opens(names: Iterable[str]) -> str:
@@ -38,9 +28,9 @@ def opens(names: Iterable[str]) -> str:
     It is the rest of a whole opening, or of one up to a name that is one of `names`.
     """
     known = "|".join(map(re.escape, names)) or "(?!)"
-    closed = _begun('"', rest=_ARGUMENTS)
+    closed = begun('"', rest=_ARGUMENTS)
     name = rf'(?:(?:{known})"|[^"\\\x00-\x1f]*+{closed})'
-    return _begun(_SPACES, *'"name"', _SPACES, ":", _SPACES, '"', rest=name)
+    return begun(SPACES, *'"name"', SPACES, ":", SPACES, '"', rest=name)
 
 
 class Opening(msgspec.Struct, frozen=True):

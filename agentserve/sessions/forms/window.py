@@ -13,6 +13,7 @@ T = TypeVar("T")
 Wait = Generator[None, None, T]
 
 SPACE = " \t\r\n"
+SPACES = r"[ \t\r\n]*+"  # as a pattern
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 
 
@@ -50,6 +51,13 @@ class Markers:
 def markers(*texts: str) -> Markers:
     """Return the markers of a form's few constant sets, made once."""
     return Markers(texts)
+
+
+def begun(*parts: str, rest: str = "") -> str:
+    """Return a pattern of `parts` one after the other, of which the text may end after any."""
+    for part in reversed(parts):
+        rest = rf"(?:\Z|{part}{rest})"
+    return rest
 
 
 class Window:
