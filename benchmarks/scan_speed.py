@@ -13,7 +13,7 @@ import json
 import time
 from typing import Any
 
-import adversarial
+import adversarial_outputs
 import msgspec
 from circumstances import ROOT, circumstances
 from scanned import Scanned
@@ -34,7 +34,7 @@ def measure(format: Any) -> list[dict[str, Any]]:
     """Return a row for each kind of output."""
     format = msgspec.structs.replace(format, one_call=False)
     rows = []
-    for label, text in adversarial.outputs(format, SIZE):
+    for label, text in adversarial_outputs.outputs(format, SIZE):
         whole, half = seconds(format, [text]), seconds(format, [text[: len(text) // 2]])
         some = text[:STREAMED]
         streamed = seconds(format, [some[i : i + PIECE] for i in range(0, len(some), PIECE)])
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
     head = circumstances("scan_speed")
-    rows = [row for format in adversarial.families() for row in measure(format)]
+    rows = [row for format in adversarial_outputs.families() for row in measure(format)]
     rows.sort(key=lambda row: -row["ms_per_100_kb"])
     attacks = [row for row in rows if row["output"] != "calls"]
     summary = {

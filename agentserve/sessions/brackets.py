@@ -2,9 +2,12 @@
 
 import re
 
-# A run of opening brackets, a closing one, a string as far as it is there, or what JSON has not.
+# After whole strings and what is neither bracket nor string: a run of opening brackets, a closing
+# one, a string that is not whole, or what JSON has not.
 _TOKEN = re.compile(
-    r'[{\[]++|[}\]]|(?P<string>"(?:[^"\\\x00-\x1f]++|\\.)*+)|(?P<bad>[^\s\w.,:+\-])', re.DOTALL
+    r'(?:[\s\w.,:+\-]++|"(?:[^"\\\x00-\x1f]++|\\.)*+")*+'
+    r'(?:(?P<open>[{\[]++)|[}\]]|(?P<string>")|(?P<bad>.))',
+    re.DOTALL,
 )
 _STRING = re.compile(r'(?:[^"\\\x00-\x1f]++|\\.)*+', re.DOTALL)
 
@@ -31,21 +34,21 @@ class Brackets:
                 at, state = self._string(text, at)
                 if state != "closed":
                     return at, state
-            match = _TOKEN.search(text, at)
+            match = _TOKEN.match(text, at)
             if match is None:
                 return len(text), "open"
             at = match.end()
-            if match["bad"]:
-                return match.start(), "broken"
-            if match["string"]:
+            kind = match.lastgroup
+            if kind == "open":
+                self._depth += len(match["open"])
+            elif kind == "string":
                 self._in_string = True
-                continue
-            if match[0] in "}]":
+            elif kind == "bad":
+                return at - 1, "broken"
+            else:
                 self._depth -= 1
                 if self._depth <= floor:
                     return at, "closed"
-            else:
-                self._depth += len(match[0])
 
     def _string(self, text: str, at: int) -> tuple[int, str]:
         """Go on inside a string: to behind its end, "broken" at a character that it cannot have."""

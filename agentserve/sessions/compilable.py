@@ -5,6 +5,7 @@ the schema. A schema that takes too long to compile is not foreseen here; the en
 """
 
 import re
+import sys
 from typing import Any, NamedTuple
 
 _MAX_PATHS = 8  # that a warning names
@@ -31,6 +32,10 @@ _TYPED = frozenset({
     "maxLength", "pattern", "required", "minItems", "maxItems", "minProperties", "maxProperties",
     "propertyNames",
 })  # fmt: skip
+# The numbers that it can take: as bounds, anywhere, as sizes, to count in.
+_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+_SIZES = frozenset({"minLength", "maxLength", "minItems", "maxItems", *_COUNTS})
+_BOUND, _DOUBLE, _SIZE, _STEP = 2**63 - 2, sys.float_info.max, 2**31 - 1, 1024
 _OBJECT = frozenset({"properties", "patternProperties", "additionalProperties",
                      "unevaluatedProperties"})  # fmt: skip
 _ARRAY = frozenset({"items", "prefixItems", "unevaluatedItems"})
@@ -85,8 +90,8 @@ class _Walk:
     def schema(self, schema: Any, path: str) -> Any:
         if not isinstance(schema, dict):
             return schema
-        left_out = _without_effect(schema)
-        self.unenforced += [_join(path, key) for key in sorted(left_out)]
+        left_out = _without_effect(schema) | _beyond(schema)
+        self.unenforced += [_join(path, key) for key in sorted(left_out - _NOTES)]
         kept = {key: value for key, value in schema.items() if key not in left_out}
         if len(schema.get("oneOf", ())) > 1 and "oneOf" in kept:
             self.unenforced.append(_join(path, "oneOf"))  # that it is no more than one of them
@@ -97,6 +102,8 @@ class _Walk:
                 if not self._takes(value, where):
                     continue
                 value = whole(value)
+            if key in _SIZES and isinstance(value, float):
+                value = int(value)  # 2.0 is a size in JSON schema
             made[key] = self._value(key, value, where)
         patterns = kept.get("patternProperties", {})
         if len(made.get("patternProperties", {})) < len(patterns):
@@ -179,6 +186,36 @@ def _without_effect(schema: dict[str, Any]) -> set[str]:
     if "pattern" in others or "format" in others:
         found |= others & {"minLength", "maxLength"}
     return found
+
+
+def _beyond(schema: dict[str, Any]) -> set[str]:
+    """Return the keywords with numbers that the compiler refuses, ignores or gets wrong."""
+    kinds = _types(schema)
+    numeric = {"integer", "number"} & set(kinds)
+    limit = _BOUND if numeric else _DOUBLE
+    found = {key for key in _SIZES & schema.keys() if not _within(schema[key], _SIZE)}
+    for key in _BOUNDS & schema.keys():
+        fits = "integer" not in kinds or _is_whole(schema[key])
+        if not (fits and _within(schema[key], limit)):
+            found.add(key)
+    if "multipleOf" in schema and numeric:
+        step, bounded = schema["multipleOf"], _BOUNDS & schema.keys() - found
+        if "number" in kinds or bounded or not (_is_whole(step) and _within(step, _STEP)):
+            found.add("multipleOf")
+    inner = {*_MAPS, *_LISTS, *_SCHEMAS}
+    return found | {key for key in schema.keys() - inner if not _within(schema[key], _DOUBLE)}
+
+
+def _is_whole(value: float) -> bool:
+    return isinstance(value, int) or value.is_integer()
+
+
+def _within(value: Any, limit: float) -> bool:
+    """Whether no number in `value` is further from 0 than `limit`."""
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return all(_within(part, limit) for part in parts)
+    return not isinstance(value, int | float) or abs(value) <= limit
 
 
 def _types(schema: dict[str, Any]) -> list[Any]:

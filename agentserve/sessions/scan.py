@@ -38,9 +38,10 @@ class Scanner:
         bare = form.bare if on else ()
         fresh = (*bare, *(form.fresh if on else ()))
         self._fresh_only = {*fresh} - {*bare}
-        self._in_text = Markers((*markers, *bare))
-        self._in_fresh = Markers((*markers, *fresh))
-        self._in_thought = Markers((self._unthink, *markers))
+        follows = form.follows(tools)
+        self._in_text = Markers((*markers, *bare), follows)
+        self._in_fresh = Markers((*markers, *fresh), follows)
+        self._in_thought = Markers((self._unthink, *markers), follows)
         self.stalled = False  # whether a form's reader took nothing, which none should
         self._run = self._message()
         self._resume()

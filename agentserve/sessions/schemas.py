@@ -108,6 +108,7 @@ class SchemaChecker:
 
     def __init__(self, tools: Mapping[str, wire.Tool]) -> None:
         self._tools = tools
+        self._validators: dict[str, Any] = {}  # by tool, made when first needed
 
     def errors(self, name: str, arguments: dict[str, Any]) -> list[str]:
         """Return what is wrong with the arguments, readable for a model; empty when nothing is."""
@@ -116,7 +117,9 @@ class SchemaChecker:
             return [_short(f"there is no tool {name!r}")]
         _steps.set(0)
         try:
-            found = _Validator(tool.parameters).iter_errors(arguments)
+            if name not in self._validators:
+                self._validators[name] = _Validator(tool.parameters)
+            found = self._validators[name].iter_errors(arguments)
             return [_describe(error) for error, _ in zip(found, range(_MAX_ERRORS), strict=False)]
         except _TooManySteps:
             return ["the arguments take too long to check against the schema of the tool"]

@@ -98,6 +98,37 @@ UNENFORCED = {
         1,
     ),
 }
+BEYOND = [  # keyword, schema, a value that breaks it if there is one, one that does not
+    *(
+        (key, {"type": kind} | {key: sign * size}, sign * -1, None)
+        for kind in ("integer", "number")
+        for size in (2**63, 2**70, 1e300, 10**400)
+        for key, sign in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1),
+                          ("exclusiveMaximum", -1))
+    ),
+    ("minimum", {"type": ["integer", "null"], "minimum": 2**70}, 1, None),
+    ("maximum", INTEGER | {"maximum": 2**70}, None, 5),
+    ("exclusiveMinimum", INTEGER | {"exclusiveMinimum": 2**63 - 1}, 1, None),
+    ("exclusiveMaximum", INTEGER | {"exclusiveMaximum": -(2**63)}, 1, None),
+    ("minimum", INTEGER | {"minimum": 1.5}, 1, 2),
+    ("maximum", STRING | {"maximum": 10**400}, None, "a"),
+    *(
+        (key, schema | {key: size}, value if key.startswith("min") else None,
+         None if key.startswith("min") else value)
+        for size in (2**31, 2**64, 10**400)
+        for schema, value, keys in ((STRING, "a", ("minLength", "maxLength")),
+                                    (array(items=INTEGER), [1], ("minItems", "maxItems")),
+                                    (of(a=INTEGER), {"a": 1}, ("minProperties", "maxProperties")))
+        for key in keys
+    ),
+    ("multipleOf", {"type": "number", "multipleOf": 0.5}, 0.7, 1.5),
+    ("multipleOf", INTEGER | {"multipleOf": 2000}, 3, 4000),
+    ("multipleOf", INTEGER | {"multipleOf": 1.5}, 2, 3),
+    ("multipleOf", INTEGER | {"multipleOf": 10**400}, 3, 0),
+    ("multipleOf", INTEGER | {"multipleOf": 3, "minimum": 5}, 7, 6),
+    ("enum", {"enum": ["a", 10**400]}, "b", "a"),
+    ("const", {"const": [{"a": -(10**400)}]}, "b", None),
+]  # fmt: skip
 UNCHECKED = {
     r"^\p{L}+$": ("1", "a"),
     r"^(a|b)\1$": ("ab", "aa"),
@@ -137,6 +168,29 @@ def test_what_the_grammar_does_not_enforce_is_named(keyword, takes):
     assert keyword in compilable(schema).unenforced
     assert takes(schema, bad)
     assert takes(schema, good)
+
+
+@pytest.mark.parametrize(("keyword", "schema", "bad", "good"), BEYOND)
+def test_numbers_that_the_compiler_cannot_take_are_named_and_left_out(
+    keyword, schema, bad, good, takes
+):
+    assert compilable(schema)[1:] == ([keyword], [])
+    assert warnings("here", of(a=schema)) == [
+        f"here: checked only once it is generated: properties.a.{keyword}"
+    ]
+    assert all(takes(schema, value) for value in (bad, good) if value is not None)
+
+
+def test_numbers_at_the_limits_are_enforced(takes):
+    for schema, bad, good in (
+        (INTEGER | {"minimum": 2**63 - 2}, 2**63 - 3, 2**63 - 2),
+        (INTEGER | {"exclusiveMaximum": 2 - 2**63}, 0, 1 - 2**63),
+        ({"type": "number", "minimum": 2**62}, 1, 2**70),
+        (STRING | {"minLength": 2.0, "default": 10**400, "examples": [{"a": 10**400}]}, "a", "ab"),
+    ):
+        assert compilable(schema)[1:] == ([], [])
+        assert not takes(schema, bad)
+        assert takes(schema, good)
 
 
 @pytest.mark.parametrize("pattern", UNCHECKED)

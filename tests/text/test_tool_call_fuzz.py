@@ -2,7 +2,7 @@
 
 import collections
 
-import adversarial
+import adversarial_outputs
 import msgspec
 import pytest
 import tool_call_fuzz
@@ -21,10 +21,10 @@ def test_mutated_outputs_are_read_the_same_however_they_are_cut(part):
     assert set(seen) == {*tool_call_fuzz.NAMES, *tool_call_fuzz.KINDS}
 
 
-@pytest.mark.parametrize("format", adversarial.families(), ids=lambda format: format.name)
+@pytest.mark.parametrize("format", adversarial_outputs.families(), ids=lambda format: format.name)
 def test_the_work_grows_with_the_text_and_no_faster(format):
     format = msgspec.structs.replace(format, one_call=False)
-    for label, text in adversarial.outputs(format, SIZE):
+    for label, text in adversarial_outputs.outputs(format, SIZE):
         whole = Scanned(format, [text])
         assert whole.scanner.visited <= tool_call_fuzz.VISITS * len(text) + 2000, label
         cut = [text[at : at + 500] for at in range(0, len(text), 500)]

@@ -5,7 +5,7 @@ what follows is the next parameter or the end of the call.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agentserve.sessions.forms.form import (
@@ -19,12 +19,13 @@ from agentserve.sessions.forms.form import (
 )
 from agentserve.sessions.forms.reading import INVALID, OPENING, Reading
 from agentserve.sessions.forms.values import as_json, is_text, quote
-from agentserve.sessions.forms.window import SPACE, Markers, Wait, markers
+from agentserve.sessions.forms.window import SPACE, SPACES, Markers, Wait, begun, markers
 
 Put = Callable[[str], None]
 Schema = dict[str, Any]
 
-_NAME = re.compile(r"[^\s<>\"'{}\[\]]{1,128}")
+_NAME_CHARACTER = r"[^\s<>\"'{}\[\]]"
+_NAME = re.compile(_NAME_CHARACTER + "{1,128}")
 
 
 class Elements(Form, frozen=True):
@@ -46,6 +47,11 @@ class Elements(Form, frozen=True):
     def markers(self) -> tuple[str, ...]:
         """The opening tag; also the function's, which may come without."""
         return tuple(filter(None, (self.outer[0], self.name[0])))
+
+    def follows(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Return the name, or what the name is in, after the opening tag."""
+        name = map(re.escape, self.name[0]) if self.name[0] else (_NAME_CHARACTER,)
+        return {self.outer[0]: begun(SPACES, *name)}
 
     def read(self, reading: Reading, marker: str) -> Wait[None]:
         """Read one call; what encloses several is left where it is."""

@@ -1,7 +1,7 @@
 """What a form of tool calls can do: be found, read, written and constrained."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -50,6 +50,14 @@ class Form(msgspec.Struct, frozen=True):
     def noise(self) -> tuple[str, ...]:
         """Strings around calls that mean nothing."""
         return ()
+
+    def follows(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Return patterns of what comes after strings at which calls begin; any other is text.
+
+        `names` are the tools'. The patterns spare the reader what is clearly none,
+        and match also where the text is cut off.
+        """
+        return {}
 
     def read(self, reading: Reading, marker: str) -> Wait[None]:
         """Read what begins with `marker`, which comes next: take at least that."""

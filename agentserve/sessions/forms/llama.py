@@ -1,9 +1,9 @@
 """Llama's calls: objects with "parameters", lists of Python calls, a built-in's `name.call()`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from agentserve.sessions.forms.form import Call, Constraint, Form, Tool
-from agentserve.sessions.forms.objects import Objects
+from agentserve.sessions.forms.objects import Objects, opens
 from agentserve.sessions.forms.python import read_arguments, read_name
 from agentserve.sessions.forms.reading import INVALID, OPENING, Reading
 from agentserve.sessions.forms.window import Markers, Wait
@@ -33,6 +33,10 @@ class Llama(Form, frozen=True):
         """A list of Python calls."""
         return ("[",)
 
+    def follows(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Return the rest of an object's opening."""
+        return {"{": opens(names)}
+
     def read(self, reading: Reading, marker: str) -> Wait[None]:
         """Read a call, or a list of calls."""
         if marker == "{":
@@ -48,8 +52,7 @@ class Llama(Form, frozen=True):
                 reading.in_call = False
                 window.take(at)
                 reading.blank_line = True
-                yield from self.read(reading, "{")
-                return
+                return  # the object is read as one without a tag
             at += first == "["
             yield from self._python(reading, marker, at, listed=first == "[")
         else:

@@ -16,7 +16,7 @@ from agentserve.sessions.forms.form import (
     tag,
 )
 from agentserve.sessions.forms.reading import NO_NAME, OPENING, Reading
-from agentserve.sessions.forms.window import Wait, markers
+from agentserve.sessions.forms.window import Markers, Wait
 
 _FENCE = "```"
 
@@ -51,7 +51,7 @@ class Named(Form, frozen=True):
         """Read one call."""
         reading.open_call()
         window = reading.window
-        stops = markers("{", self.end, *self.markers, *self.noise)
+        stops, closing = _stops(self.begin, self.end, *self.around)
         at, stop = yield from window.seek(len(marker), stops, OPENING)
         found = _pattern(self.header).fullmatch(
             window.text, window.at + len(marker), window.at + at
@@ -60,7 +60,6 @@ class Named(Form, frozen=True):
         if reading.in_reasoning and name not in reading.tools:
             reading.decline(marker)
             return
-        closing = markers(self.end, *self.markers, *self.noise)
         if stop == "{" and name is not None:
             reading.begin(name, 0)
             reading.keep(window.take(at))
@@ -99,6 +98,12 @@ class Named(Form, frozen=True):
             arguments = {"type": "sequence", "elements": [*parts, arguments]}
         end = f"\n{_FENCE}{self.end}" if self.fenced else self.end
         return tag(self.begin + begin.format(name), arguments, end)
+
+
+@cache
+def _stops(*tags: str) -> tuple[Markers, Markers]:
+    """Return what ends a call's header, and a broken call."""
+    return Markers(("{", *tags)), Markers(tags)
 
 
 @cache

@@ -1,27 +1,36 @@
 """Calls that are JSON objects with a name and arguments, between tags or bare."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from agentserve.sessions.forms.form import Call, Constraint, Form, Tool, dump, schema_content, tag
 from agentserve.sessions.forms.reading import INVALID, NO_NAME, OPENING, Reading, decode_object
-from agentserve.sessions.forms.window import SPACE, Markers, Wait, Window, markers
+from agentserve.sessions.forms.window import SPACE, SPACES, Markers, Wait, Window, begun, markers
 
 _KEYS = ('"arguments"', '"parameters"')
 _NAME_STOPS = Markers(('"', "\\", *map(chr, range(0x20))))
 
-# Braces after which it is clear at once that no call opens, however many.
-_NOT_AFTER_TAG = re.compile(r"[^ \t\r\n{]")
 _WHOLE_OPENING = re.compile(
     r'\{[ \t\r\n]*+"name"[ \t\r\n]*+:[ \t\r\n]*+"(?P<name>[^"\\\x00-\x1f]*+)"[ \t\r\n]*+,'
     r'[ \t\r\n]*+"(?:arguments|parameters)"[ \t\r\n]*+:[ \t\r\n]*+\{'
 )
-_NO_OPENING = re.compile(
-    r'(?:\{[ \t\r\n]*+(?:(?=[^ \t\r\n"])|"(?=[^n])|"name"[ \t\r\n]*+:[ \t\r\n]*+(?=[^ \t\r\n"])))++'
-)
+_KEY = "|".join(begun(*key) for key in _KEYS)
+_ARGUMENTS = begun(SPACES, ",", SPACES, f"(?:{_KEY})", SPACES, ":", SPACES, r"\{")
+_OBJECT = begun(SPACES, r"\{")
+
+
+def opens(names: Iterable[str]) -> str:
+    """Return the pattern of what follows an opening's first brace.
+
+    It is the rest of a whole opening, or of one up to a name that is one of `names`.
+    """
+    known = "|".join(map(re.escape, names)) or "(?!)"
+    closed = begun('"', rest=_ARGUMENTS)
+    name = rf'(?:(?:{known})"|[^"\\\x00-\x1f]*+{closed})'
+    return begun(SPACES, *'"name"', SPACES, ":", SPACES, '"', rest=name)
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -59,15 +68,13 @@ class Objects(Form, frozen=True):
         """A bare object."""
         return ("{",)
 
+    def follows(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Return the rest of an opening after a brace, an object after the tag."""
+        return {"{": opens(names), self.begin: _OBJECT}
+
     def read(self, reading: Reading, marker: str) -> Wait[None]:
         """Read one object."""
         tagged = marker != "{"
-        if not tagged and (idle := _NO_OPENING.match(reading.window.text, reading.window.at)):
-            reading.decline(idle[0])
-            return
-        if tagged and _NOT_AFTER_TAG.match(reading.window.text, reading.window.at + len(marker)):
-            reading.decline(marker)
-            return
         reading.open_call()
         at = yield from reading.window.skip_space(len(marker) if tagged else 0, OPENING)
         opening = yield from read_opening(reading.window, at)

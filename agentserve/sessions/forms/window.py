@@ -5,7 +5,7 @@ counts the characters that were looked at, so that tests can bound the work.
 """
 
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -13,15 +13,21 @@ T = TypeVar("T")
 Wait = Generator[None, None, T]
 
 SPACE = " \t\r\n"
+SPACES = r"[ \t\r\n]*+"  # as a pattern
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 
 
 class Markers:
-    """A set of strings to look for."""
+    """A set of strings to look for; `follows` are patterns of what must come after some of them.
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    Such a pattern must match whatever may still become what is wanted once more text comes.
+    """
+
+    def __init__(self, texts: Iterable[str], follows: Mapping[str, str] | None = None) -> None:
         self.texts = tuple(sorted({text for text in texts if text}, key=len, reverse=True))
-        self._pattern = re.compile("|".join(map(re.escape, self.texts)) or "(?!)")
+        after = {text: f"(?={pattern})" for text, pattern in (follows or {}).items()}
+        options = [re.escape(text) + after.get(text, "") for text in self.texts]
+        self._pattern = re.compile("|".join(options) or "(?!)")
         self._heads = {text[:size] for text in self.texts for size in range(1, len(text))}
         self._firsts = {text[0] for text in self.texts if len(text) > 1}
         self._longest = max(map(len, self.texts), default=0)
@@ -45,6 +51,13 @@ class Markers:
 def markers(*texts: str) -> Markers:
     """Return the markers of a form's few constant sets, made once."""
     return Markers(texts)
+
+
+def begun(*parts: str, rest: str = "") -> str:
+    """Return a pattern of `parts` one after the other, of which the text may end after any."""
+    for part in reversed(parts):
+        rest = rf"(?:\Z|{part}{rest})"
+    return rest
 
 
 class Window:

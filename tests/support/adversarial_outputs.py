@@ -16,6 +16,10 @@ UNITS = {
     "names": '{"name": "grep", ',
     "spaced objects": "{" + " " * 200,
     "openings": '{"name": "grep", "arguments": {',
+    "nested names": '{{"name": "',
+    "cut objects": '{{"name": "a", ',
+    "unknown names": '{"name": "x", "arguments": {',
+    "lists of objects": "[{",
     "python": "[grep(limit=",
     "headers": " to=functions.grep",
     "half values": "</parameter>\n</arg_value>\n",
@@ -30,6 +34,7 @@ def outputs(format, size):
         SPOKEN & {*format.form.markers, *format.form.noise, *(format.reasoning or ())}
     ):
         yield marker, marker * (size // len(marker))
+        yield f"{marker} and a brace", f"{marker}{{" * (size // len(marker))
         yield f"{marker} cut", marker[:-1] * (size // len(marker))
         yield f"{marker} then text", marker + "x <" * (size // 3)
     call = format.call("write", {"text": "@", "options": "#"})
