@@ -8,6 +8,7 @@ import msgspec
 from agentserve import wire
 from agentserve.sessions.schemas import SchemaChecker
 
+MOST_CALLS = 128  # of a message; a model that still goes on calls without end
 _WHITE = " \t\r\n"
 
 
@@ -30,7 +31,7 @@ class Emitter:
         self._checker = SchemaChecker(tools)
         self._mint_call = mint_call
         self._mint_item = mint_item
-        self._parallel = parallel
+        self._calls_left = MOST_CALLS if parallel else 1
         self._events: list[wire.Event] = []
         self._kind = ""  # of the open item: "text", "reasoning", "call" or none
         self._id = self._call_id = ""
@@ -100,9 +101,10 @@ class Emitter:
     def call_end(self, position: int) -> bool:
         """Take note that the call's text ends before `position`; True ends the scan there."""
         self._trim = True
-        if not self._parallel:
+        self._calls_left -= 1
+        if not self._calls_left:
             self.end = position
-        return not self._parallel
+        return not self._calls_left
 
     def drop_open(self) -> None:
         """Forget an open call or open reasoning."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentserve import wire
+from agentserve.sessions.emitter import MOST_CALLS
 from agentserve.sessions.output import OutputStream
 from agentserve.sessions.toolformat import HERMES, JSON
 
@@ -296,6 +297,12 @@ def test_without_parallel_calls_generation_stops_after_the_first():
     stream, _, ids = feed(HERMES, f"{tagged}\n<tool_call>\n{LS}", parallel=False)
     decode = text_models.tokenizer("qwen3").decode
     assert decode(ids[: stream.kept]).rstrip() + stream.tail == tagged
+
+
+def test_generation_stops_after_the_most_calls_that_a_message_may_have():
+    stream, _, _ = feed(JSON, "\n".join([LS] * (MOST_CALLS + 9)))
+    assert stream.stopped == "tool_calls"
+    assert [item.name for item in stream.items] == ["ls"] * MOST_CALLS
 
 
 def test_without_tools_a_call_is_text():
