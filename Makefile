@@ -34,7 +34,7 @@ demo: $(STAMPS)/installed  ## replay a 100-turn coding session against a real se
 
 test: $(STAMPS)/installed-test  ## checks, tests and simulation: what CI runs
 	$(MAKE) -j2 check kernels
-	$(PY) -m pytest -n 2 --dist loadfile -m "not slow"
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 	$(PY) -m agentserve.engine.sim --seeds $(SEEDS) --jobs 2
 
 test-slow: $(STAMPS)/installed-test  ## the rest of gpu_check in Triton's interpreter, 3 minutes

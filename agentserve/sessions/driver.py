@@ -184,7 +184,10 @@ class TurnDriver:
                 if run.on_tokens(event, self._clock.monotonic()):
                     self._link.send(Cancel(run.number))
             elif isinstance(event, Finished):
-                run.session.mirror.settle(event.log_length, event.kv_length)
+                if event.reason == "cancelled" and event.log_length < len(run.prompt.log):
+                    run.session.mirror.refused()  # it still waited for its grammar
+                else:
+                    run.session.mirror.settle(event.log_length, event.kv_length)
                 error = EngineError(event.message) if event.reason == "error" else None
                 await self._end(run, event, error)
             else:

@@ -108,7 +108,7 @@ class Mirror:
         return min(common_prefix(self.tokens, log), self.kv_length)
 
     def refused(self) -> None:
-        """Take back the last submit, which the engine refused: it changed nothing there."""
+        """Take back the last submit, which the engine did not take: it changed nothing there."""
         keep, tail, self.kv_length = self._undo
         self.tokens[keep:] = tail
 

@@ -46,8 +46,9 @@ def story(server):
 
 @contextlib.contextmanager
 def started(*arguments):
+    # A test run in the background ignores SIGINT, and so would what it starts.
     process = subprocess.Popen(
-        [sys.executable, "-m", "agentserve", *arguments],
+        ["env", "--default-signal=INT", sys.executable, "-m", "agentserve", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
