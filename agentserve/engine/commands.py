@@ -78,7 +78,7 @@ class Commands:
             try:
                 if isinstance(held.outcome, NotCompiled):
                     raise grammar_refusal(held.outcome)
-                self._open(held.command, held.outcome, held.since)
+                self._open(held.command, held.outcome, held.since, held=True)
             except Refusal as refusal:
                 self._refuse(held.command, refusal)
 
@@ -101,18 +101,21 @@ class Commands:
         else:
             self._open(command, compiled, self._clock.monotonic())
 
-    def _check(self, command: Submit) -> Sequence | None:
+    def _check(self, command: Submit, *, held: bool = False) -> Sequence | None:
         """Return the sequence that the submit goes on, if there is one. Raises Refusal."""
         length = len(self._rules.ids(command.tokens))
         self._rules.ids(command.force)
         sequence = self._target(command)
         keep = command.keep if sequence is not None else 0
-        waiting = len(self._scheduler.waiting) + len(self._grammars)
+        # One that was held was counted when it came.
+        waiting = 0 if held else len(self._scheduler.waiting) + len(self._grammars)
         self._rules.admissible(command, keep + length, waiting)
         return sequence
 
-    def _open(self, command: Submit, compiled: Compiled | None, since: float) -> None:
-        sequence = self._check(command)
+    def _open(
+        self, command: Submit, compiled: Compiled | None, since: float, *, held: bool = False
+    ) -> None:
+        sequence = self._check(command, held=held)
         matcher = new_matcher(compiled)
         tokens = self._rules.ids(command.tokens)
         keep = command.keep if sequence is not None else 0
