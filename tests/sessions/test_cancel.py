@@ -116,3 +116,20 @@ async def test_a_turn_can_be_followed_while_it_runs_and_after_it_ended():
         assert events[-1] == wire.TurnDone(turn)
         with pytest.raises(TurnNotFound):
             await r.service.follow("local", s, "t_99")
+
+
+async def test_a_turn_cancelled_while_it_waits_for_its_grammar_leaves_the_engine_s_log_known():
+    async with rig() as r:
+        s = await r.create(tools=TOOLS)
+        await r.turn(s, "hello")
+        await r.call("patch", s, tools=TOOLS[:1])  # the log will differ near its beginning
+        mirror = r.session(s).mirror
+        known = r.link.log(r.session(s))
+        r.link.hold = True
+        handle = await r.start(s, "go on")
+        waiting = asyncio.ensure_future(r.call("cancel", s))
+        await r.settle()
+        r.link.release()
+        await waiting
+        assert (await handle.result()).status == "cancelled"
+        assert r.link.log(r.session(s)) == mirror.tokens == known
