@@ -15,8 +15,9 @@ from starlette.responses import Response
 from agentserve import wire
 from agentserve.config import ServerSettings
 from agentserve.dialects import signals
-from agentserve.dialects.asked import Asked, Signal
+from agentserve.dialects.asked import Asked
 from agentserve.dialects.common import decode
+from agentserve.dialects.finding import SIGNALS
 from agentserve.dialects.index import Position
 from agentserve.dialects.resolve import Resolved, Resolver
 from agentserve.dialects.shown import Ended, Step, gather, steps
@@ -31,7 +32,6 @@ from agentserve.sessions.service import SessionService
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=msgspec.Struct)
 ErrorFrame = Callable[[AgentserveError], bytes]
-_ORDER = ("previous_response", "header", "metadata", "cache_key")
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,8 @@ class DialectTurns:
         self.metrics.count_unread(dialect, len(unknown), len(asked.warnings))
         if unknown:
             logger.debug("unknown fields of %s: %s", dialect, ", ".join(unknown)[:500])
-        explicit: list[Signal] = []
-        rest: list[Signal] = []
-        for signal in (*asked.signals, *signals.from_headers(dict(request.headers))):
-            (explicit if signal.name == signals.EXPLICIT else rest).append(signal)
-        asked.signals = [*explicit, *sorted(rest, key=lambda one: _ORDER.index(one.name))]
+        found = (*asked.signals, *signals.from_headers(dict(request.headers)))
+        asked.signals = sorted(found, key=lambda one: SIGNALS.index(one.name))
         resolved = await self.resolver.begin(request.user, asked, *(base or ()))
         follow = self.follow(resolved)
         with _reading(resolved.handle):
