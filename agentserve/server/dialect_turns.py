@@ -38,7 +38,6 @@ ErrorFrame = Callable[[AgentserveError], bytes]
 class Going:
     """A dialect request whose turn runs."""
 
-    asked: Asked
     resolved: Resolved
     steps: AsyncIterator[Step]
     turn: wire.Turn  # as it was admitted
@@ -98,7 +97,7 @@ class DialectTurns:
             said = (f"{text} ({count})" for text, count in Counter(asked.warnings).items())
             headers["X-AgentServe-Warning"] = ", ".join(said)
         turn = await self.service.turn(request.user, resolved.session, resolved.handle.turn_id)
-        return Going(asked, resolved, _again(first, follow), turn, headers)
+        return Going(resolved, _again(first, follow), turn, headers)
 
     async def follow(self, resolved: Resolved) -> AsyncGenerator[Step, None]:
         """Yield what a turn shows; its end is remembered before anybody is told."""
