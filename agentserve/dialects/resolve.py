@@ -209,7 +209,7 @@ class Resolver:
             template_options=asked.options,
             on_template_rewrite="keep" if asked.keep_reasoning else "recompute",
             ttl_ms=int(self.settings.dialect_ttl_s * 1000),
-            metadata=asked.metadata,
+            metadata={"dialect": asked.dialect},
         )
         return create, fed_items(last, _last_calls(asked.segments, 0))
 

@@ -74,7 +74,6 @@ class DialectTurns:
         self,
         request: Request,
         asked: Asked,
-        dialect: str,
         unknown: list[str],
         base: tuple[Position, bytes] | None = None,
     ) -> Going:
@@ -82,9 +81,9 @@ class DialectTurns:
 
         base: the place that `previous_response_id` names, and the digest of its history.
         """
-        self.metrics.count_unread(dialect, len(unknown), len(asked.warnings))
+        self.metrics.count_unread(asked.dialect, len(unknown), len(asked.warnings))
         if unknown:
-            logger.debug("unknown fields of %s: %s", dialect, ", ".join(unknown)[:500])
+            logger.debug("unknown fields of %s: %s", asked.dialect, ", ".join(unknown)[:500])
         found = (*asked.signals, *signals.from_headers(dict(request.headers)))
         asked.signals = sorted(found, key=lambda one: SIGNALS.index(one.name))
         resolved = await self.resolver.begin(request.user, asked, *(base or ()))
