@@ -5,6 +5,9 @@ from pathlib import Path
 
 import msgspec
 
+GRAMMAR_BYTES = 512 * 1024 * 1024
+GRAMMAR_CPU_S = 2.0
+
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the scheduler may do in a step and how much may wait."""
@@ -29,8 +32,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_slots: int = 64  # sequences in one batch
     cuda_graphs: bool = True  # decode steps are captured, on a GPU
     threads: int = 0  # 0 takes every core
-    grammar_bytes: int = 512 * 1024 * 1024  # memory of the process that compiles grammars
-    grammar_cpu_s: float = 2.0  # processor time that it may take for one
+    grammar_bytes: int = GRAMMAR_BYTES  # memory of the process that compiles grammars
+    grammar_cpu_s: float = GRAMMAR_CPU_S  # processor time that it may take for one
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from agentserve.cli.options import DEFAULT_URL, CommandFailed, Json
+from agentserve.cli.options import DEFAULT_URL, ApiKeyOption, CommandFailed, Json
 
 if TYPE_CHECKING:
     from agentserve_tools import Approve, Executor
@@ -60,10 +60,6 @@ Approval = Annotated[
     ),
 ]
 Url = Annotated[str | None, typer.Option(help=f"A running server. [{DEFAULT_URL}]")]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(envvar="AGENTSERVE_API_KEY", help="Key, where the server asks for one."),
-]
 Model = Annotated[
     str | None, typer.Option(help="Instead of a server: a model, as for `serve`, in this process.")
 ]
@@ -160,7 +156,7 @@ def run(  # noqa: PLR0913 - one argument per command line option
     approve: Approval = "ask",
     max_turns: MaxTurns = 50,
     url: Url = None,
-    api_key: ApiKey = None,
+    api_key: ApiKeyOption = None,
     model: Model = None,
     system: System = None,
     session: SessionName = None,
@@ -262,7 +258,7 @@ def chat(  # noqa: PLR0913 - one argument per command line option
     approve: Approval = "ask",
     max_turns: MaxTurns = 50,
     url: Url = None,
-    api_key: ApiKey = None,
+    api_key: ApiKeyOption = None,
     model: Model = None,
     system: System = None,
     session: SessionName = None,

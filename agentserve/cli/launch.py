@@ -11,9 +11,8 @@ import httpx
 import msgspec
 import typer
 
-from agentserve.cli.options import DEFAULT_URL, CommandFailed
+from agentserve.cli.options import DEFAULT_URL, KEY_VARIABLE, ApiKeyOption, CommandFailed, no_answer
 
-KEY_VARIABLE = "AGENTSERVE_API_KEY"
 NO_KEY = "none"  # the tools insist on one
 MODEL_CONTEXTS = {
     "Qwen2.5": 32_768,
@@ -92,10 +91,7 @@ def launch(
         list[str] | None, typer.Argument(metavar="[-- ARGS]", help="What the tool itself is given.")
     ] = None,
     url: Annotated[str, typer.Option(help="The server's address.")] = DEFAULT_URL,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar=KEY_VARIABLE, help="Key, where the server asks for one."),
-    ] = None,
+    api_key: ApiKeyOption = None,
 ) -> None:
     """Start Claude Code or Codex on a running server; it has to be installed.
 
@@ -121,9 +117,7 @@ def look(url: str, api_key: str | None) -> Target:
     try:
         answer = httpx.get(f"{url}/v1/models", headers=headers, timeout=10.0)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise CommandFailed(
-            f"no answer from {url} ({error}); is `agentserve serve` running there?"
-        ) from None
+        raise no_answer(url, error) from None
     if answer.status_code == 401:
         raise CommandFailed(f"{url} wants a key: --api-key, or {KEY_VARIABLE}")
     if answer.status_code == 503:

@@ -1,4 +1,4 @@
-"""Values of command line options."""
+"""What the commands share: options, their values, and the failure that is told in one line."""
 
 import re
 import sys
@@ -8,10 +8,16 @@ import typer
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_URL = "http://127.0.0.1:8000"
+KEY_VARIABLE = "AGENTSERVE_API_KEY"
 
 
 class CommandFailed(Exception):
     """The command cannot do its work; the message is one line that says why and what to do."""
+
+
+def no_answer(url: str, error: Exception) -> CommandFailed:
+    """Return the failure of a command that reached no server at `url`."""
+    return CommandFailed(f"no answer from {url} ({error}); is `agentserve serve` running there?")
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -30,6 +36,10 @@ def parse_size(text: str | int) -> int:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+ApiKeyOption = Annotated[
+    str | None,
+    typer.Option(envvar=KEY_VARIABLE, help="Key, where the server asks for one."),
+]
 DtypeOption = Annotated[
     Literal["auto", "float32", "bfloat16"],
     typer.Option(help="Type of weights and KV; auto is bfloat16."),

@@ -10,6 +10,7 @@ import typer
 
 from agentserve.cli.options import (
     DEFAULT_MODEL,
+    KEY_VARIABLE,
     DeviceOption,
     DtypeOption,
     KvDeviceOption,
@@ -35,7 +36,7 @@ def serve(  # noqa: PLR0913 - one argument per command line option
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="AGENTSERVE_API_KEY",
+            envvar=KEY_VARIABLE,
             help="Key that clients must send as a bearer token; repeat it for several. Each key "
             "sees only its own sessions. On a shared machine set the variable instead: "
             "command lines are public.",
@@ -215,7 +216,7 @@ def check_exposure(host: str, keys: Sequence[str]) -> None:
 
     if not keys and not is_loopback(host):
         raise typer.BadParameter(
-            f"{host} can be reached from other machines: set --api-key (or AGENTSERVE_API_KEY), "
+            f"{host} can be reached from other machines: set --api-key (or {KEY_VARIABLE}), "
             "or bind 127.0.0.1",
             param_hint="--host",
         )

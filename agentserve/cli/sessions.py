@@ -11,7 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from agentserve import wire
-from agentserve.cli.options import DEFAULT_URL, CommandFailed, Json, format_size
+from agentserve.cli.options import (
+    DEFAULT_URL,
+    ApiKeyOption,
+    CommandFailed,
+    Json,
+    format_size,
+    no_answer,
+)
 
 PAGE = 100
 UNBOUNDED = 10_000  # columns, where the output is no screen
@@ -35,10 +42,7 @@ _GAP = 2  # between columns
 
 def ps(
     url: Annotated[str, typer.Option(help="The server's address.")] = DEFAULT_URL,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="AGENTSERVE_API_KEY", help="Key, where the server asks for one."),
-    ] = None,
+    api_key: ApiKeyOption = None,
     as_json: Json = False,
 ) -> None:
     """List the sessions of a running server: where their KV is, what was moved and recomputed."""
@@ -47,9 +51,7 @@ def ps(
         with httpx.Client(base_url=url, headers=headers, timeout=10.0) as client:
             sessions = list_sessions(client)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise CommandFailed(
-            f"no answer from {url} ({error}); is `agentserve serve` running there?"
-        ) from None
+        raise no_answer(url, error) from None
     if as_json:
         typer.echo(wire.encode(sessions).decode())
     else:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentserve.cli.options import DEFAULT_MODEL, Json
+from agentserve.cli.options import DEFAULT_MODEL, ApiKeyOption, Json
 
 Url = Annotated[
     str | None,
@@ -69,10 +69,7 @@ def replay(  # noqa: PLR0913 - one argument per command line option
     ] = "session",
     free: Free = False,
     url: Url = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="AGENTSERVE_API_KEY", help="Key, where the server asks for one."),
-    ] = None,
+    api_key: ApiKeyOption = None,
     model: Annotated[
         str | None,
         typer.Option(

@@ -67,6 +67,7 @@ class Signal(msgspec.Struct, frozen=True):
 class Asked(msgspec.Struct):
     """One request of any dialect."""
 
+    dialect: str
     model: str
     system: str | None
     segments: list[Segment]
@@ -77,7 +78,6 @@ class Asked(msgspec.Struct):
     keep_reasoning: bool = False  # the past is not rewritten at a user message
     signals: list[Signal] = []
     warnings: list[str] = []
-    metadata: dict[str, Any] = {}
 
     @property
     def answers(self) -> int:

@@ -80,8 +80,8 @@ def convert(value: Any, shape: Any) -> Any:
 
 def tool(fields: Mapping[str, Any], parameters: Any, param: str) -> wire.Tool:
     """Return a function that the model may call. Raises InvalidRequest."""
-    given = {"type": "function", "name": fields.get("name"), "parameters": parameters}
-    given["parameters"] = parameters if parameters else NO_PARAMETERS
+    given = {"type": "function", "name": fields.get("name")}
+    given["parameters"] = parameters or NO_PARAMETERS
     given["description"] = fields.get("description") or ""
     given["strict"] = fields.get("strict") is True
     try:

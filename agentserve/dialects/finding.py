@@ -14,7 +14,7 @@ from agentserve.errors import SessionClosed, SessionNotFound
 from agentserve.sessions.service import SessionService
 from agentserve.sessions.session import Session
 
-SIGNALS = (
+SIGNALS = (  # the surest first
     EXPLICIT,
     "previous_response",
     "header",

@@ -4,6 +4,7 @@ Bounded: a principal has at most `limit` sessions here, and a session the digest
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -84,7 +85,7 @@ class Index:
             family.append(session)
             known.signals.add(signal)
 
-    def family(self, signal: tuple[str, str]) -> "deque[str] | tuple[str, ...]":
+    def family(self, signal: tuple[str, str]) -> Collection[str]:
         """Return the sessions that a signal stands for."""
         return self._families.get(signal, ())
 

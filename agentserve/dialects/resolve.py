@@ -1,7 +1,4 @@
-"""From a whole conversation to a turn in a session: found, branched, edited or begun.
-
-Signals only rank sessions that have the same history; the history itself decides.
-"""
+"""From a whole conversation to a turn in a session: found, branched, edited or begun."""
 
 import contextlib
 import re
@@ -57,7 +54,6 @@ class Resolved:
     signal: str
     compared: int = 0  # digests looked up
     imported: int = 0  # answers of the history that the session did not have
-    moved: bool = False  # the head was moved, or the session branched
     place: Position | None = None
 
 
@@ -89,7 +85,7 @@ class Resolver:
         """
         self.service.driver.require_engine()
         index = self._index(principal)
-        await self._sweep(principal)
+        self._sweep(index)
         links = digests.chain(asked.segments, state)
         for signal in asked.signals:
             if signal.name == EXPLICIT:
@@ -154,11 +150,11 @@ class Resolver:
         self, index: Index, asked: Asked, links: digests.Chain, found: Found | None
     ) -> Resolved:
         position: Position | None = None
-        imported, moved = len(links.answers), False
+        imported = len(links.answers)
         if found is None:
             session, content = await self._create(index, asked, links)
         else:
-            position, moved = await self._arrive(index, asked, found)
+            position = await self._arrive(index, asked, found)
             session = position.session
         own = found is None or session != found.position.session
         head = self.service.look(index.principal, session).head_id
@@ -182,9 +178,7 @@ class Resolver:
                 await self._undo(index, session, head)
             raise
         index.used(session, self.clock.monotonic())
-        return Resolved(
-            index.principal, session, handle, links.end, "", imported=imported, moved=moved
-        )
+        return Resolved(index.principal, session, handle, links.end, "", imported=imported)
 
     async def _create(
         self, index: Index, asked: Asked, links: digests.Chain
@@ -215,11 +209,11 @@ class Resolver:
             template_options=asked.options,
             on_template_rewrite="keep" if asked.keep_reasoning else "recompute",
             ttl_ms=int(self.settings.dialect_ttl_s * 1000),
-            metadata=asked.metadata,
+            metadata={"dialect": asked.dialect},
         )
         return create, fed_items(last, _last_calls(asked.segments, 0))
 
-    async def _arrive(self, index: Index, asked: Asked, found: Found) -> tuple[Position, bool]:
+    async def _arrive(self, index: Index, asked: Asked, found: Found) -> Position:
         """Bring a session to the found place: that one, or a branch of one that is in use.
 
         One that awaits its tools is in use: it will most likely go on from where it is.
@@ -227,11 +221,11 @@ class Resolver:
         at, principal = found.position, index.principal
         session = self.service.look(principal, at.session)
         if found.same_root and session.idle and session.head_id == at.turn:
-            return at, False
+            return at
         if found.same_root and session.idle and not session.pending():
             await self.service.rollback(principal, at.session, wire.RollbackRequest(to=at.turn))
             # A turn inside an imported stretch gets a new node, with the same history.
-            return msgspec.structs.replace(at, turn=session.head_id or at.turn), True
+            return msgspec.structs.replace(at, turn=session.head_id or at.turn)
         fork = wire.ForkRequest(at=at.turn)
         made = await self._with_room(index, lambda: self.service.fork(principal, at.session, fork))
         branch = self.service.look(principal, made.sessions[0].id)
@@ -244,8 +238,7 @@ class Resolver:
             except BaseException:
                 await self._discard(index, branch.id)
                 raise
-        place = Position(branch.id, branch.head_id or at.turn, at.calls, at.hidden)
-        return place, True
+        return Position(branch.id, branch.head_id or at.turn, at.calls, at.hidden)
 
     async def _import(
         self, principal: str, at: Position, rest: list[Segment], answers: int
@@ -325,9 +318,8 @@ class Resolver:
         if now is not None and now.idle and now.head_id == head:
             await self._discard(index, session)
 
-    async def _sweep(self, principal: str) -> None:
+    def _sweep(self, index: Index) -> None:
         """Forget the sessions whose time has run out; the service closes them."""
-        index = self._index(principal)
         oldest = self.clock.monotonic() - self.settings.dialect_ttl_s
         for known in list(index.sessions.values()):
             if known.last_used > oldest:

@@ -3,6 +3,8 @@
 Commands come between two steps. One that is refused changes nothing.
 """
 
+from array import array
+
 from agentserve.clock import Clock
 from agentserve.engine.grammars import Compiled, NotCompiled
 from agentserve.engine.ledger import Ledger
@@ -101,23 +103,26 @@ class Commands:
         else:
             self._open(command, compiled, self._clock.monotonic())
 
-    def _check(self, command: Submit, *, held: bool = False) -> Sequence | None:
-        """Return the sequence that the submit goes on, if there is one. Raises Refusal."""
-        length = len(self._rules.ids(command.tokens))
-        self._rules.ids(command.force)
+    def _check(
+        self, command: Submit, *, held: bool = False
+    ) -> "tuple[Sequence | None, array[int], array[int]]":
+        """Return the sequence that the submit goes on, if any, its tokens, and the forced ones.
+
+        Raises Refusal.
+        """
+        tokens, forced = self._rules.ids(command.tokens), self._rules.ids(command.force)
         sequence = self._target(command)
         keep = command.keep if sequence is not None else 0
         # One that was held was counted when it came.
         waiting = 0 if held else len(self._scheduler.waiting) + len(self._grammars)
-        self._rules.admissible(command, keep + length, waiting)
-        return sequence
+        self._rules.admissible(command, keep + len(tokens), waiting)
+        return sequence, tokens, forced
 
     def _open(
         self, command: Submit, compiled: Compiled | None, since: float, *, held: bool = False
     ) -> None:
-        sequence = self._check(command, held=held)
+        sequence, tokens, forced = self._check(command, held=held)
         matcher = new_matcher(compiled)
-        tokens = self._rules.ids(command.tokens)
         keep = command.keep if sequence is not None else 0
         prompt = keep + len(tokens)
         if sequence is None:
@@ -141,7 +146,7 @@ class Commands:
             submitted_at=since,
             prompt_length=prompt,
             limit=self._rules.limit(command, prompt),
-            forced=self._rules.ids(command.force),
+            forced=forced,
             stop_ids=frozenset(command.stop_ids),
             matcher=matcher,
         )

@@ -13,18 +13,17 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from agentserve.engine.frames import FrameDecoder, encode_frame
+from agentserve.engine.frames import encode_frame
 from agentserve.engine.grammars import Answer, Compiled
-from agentserve.engine.jobs import Done, Failed, Job, Reply, Setup
+from agentserve.engine.jobs import Done, Failed, Job, Reply, Setup, read_frames
 
 OVER_TIME = signal.SIGPROF  # what a process dies of that is over its processor time
 EXIT_S = 1.0
 CLOSE_S = 10.0  # the longest piece of a thread's work is the vocabulary: a second
-_READ_BYTES = 1024 * 1024
 _KEPT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT")  # of the environment
 
 
@@ -171,7 +170,7 @@ class _Life:
     def _serve(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        replies = read_frames(process.stdout, Reply)
+        replies = read_frames(process.stdout.fileno(), Reply)
         _send(process.stdin, self._setup())
         first = next(replies)
         if isinstance(first, Failed):
@@ -209,14 +208,6 @@ class _Life:
         if self._process is not None and self._process.poll() == -OVER_TIME:
             return "it takes too much time"
         return "it takes too much memory, or the compiler fails on it"
-
-
-def read_frames(stream: IO[bytes], shape: Any) -> Iterator[Any]:
-    """Yield the frames of a pipe. Raises EOFError at its end, FrameError for anything else."""
-    decoder: FrameDecoder[Any] = FrameDecoder(shape)
-    while data := os.read(stream.fileno(), _READ_BYTES):
-        yield from decoder.feed(data)
-    raise EOFError("the pipe was closed")
 
 
 def compiler_environment() -> dict[str, str]:

@@ -1,6 +1,14 @@
 """What crosses between an engine and the process that compiles its grammars, as `frames`."""
 
+import os
+from collections.abc import Iterator
+from typing import Any
+
 import msgspec
+
+from agentserve.engine.frames import FrameDecoder
+
+_READ_BYTES = 1024 * 1024
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
@@ -25,16 +33,22 @@ class Up(msgspec.Struct, frozen=True, tag="up"):
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """A compiled grammar, serialised."""
 
-    number: int
     grammar: str
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """There is no such grammar; the message says why."""
 
-    number: int
     message: str
 
 
 Down = Setup | Job
 Reply = Up | Done | Failed
+
+
+def read_frames(descriptor: int, shape: Any) -> Iterator[Any]:
+    """Yield the frames of a pipe. Raises EOFError at its end, FrameError for anything else."""
+    decoder: FrameDecoder[Any] = FrameDecoder(shape)
+    while data := os.read(descriptor, _READ_BYTES):
+        yield from decoder.feed(data)
+    raise EOFError("the pipe was closed")

@@ -7,22 +7,23 @@ from typing import Any
 import numpy as np
 import xgrammar
 
+from agentserve.config import GRAMMAR_BYTES, GRAMMAR_CPU_S
 from agentserve.engine.compiler import CompilerProcess
 from agentserve.engine.jobs import Setup
 from agentserve.spoken import SPOKEN
 
-MEMORY = 512 * 1024 * 1024  # bytes that the compiler may take
-CPU_S = 2.0  # processor time that it may take for one grammar
-
 
 def grammar_compiler(
-    directory: Path | str, vocab_size: int, memory: int = MEMORY, cpu_s: float = CPU_S
+    directory: Path | str,
+    vocab_size: int,
+    memory: int = GRAMMAR_BYTES,
+    cpu_s: float = GRAMMAR_CPU_S,
 ) -> CompilerProcess:
     """Return a compiler of structural tags (JSON) for the tokenizer in `directory`.
 
     `vocab_size` is the model's: logits may be wider than the vocabulary, and the ids beyond it are
-    never allowed. Its process takes at most `memory` bytes,
-    and `cpu_s` seconds of processor time for each.
+    never allowed. Its process takes at most `memory` bytes, and `cpu_s` seconds of processor time
+    for each.
     """
     info = _tokenizer_info(Path(directory), vocab_size)
     return CompilerProcess(

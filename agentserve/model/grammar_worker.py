@@ -17,12 +17,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from agentserve.engine.frames import FrameDecoder, FrameError, encode_frame
-from agentserve.engine.jobs import Done, Down, Failed, Job, Reply, Setup, Up
+from agentserve.engine.frames import FrameError, encode_frame
+from agentserve.engine.jobs import Done, Down, Failed, Job, Reply, Setup, Up, read_frames
 
 MAX_GRAMMAR = 32 * 1024 * 1024  # characters, serialised
 _NICE = 5
-_READ_BYTES = 1024 * 1024
 
 
 def main() -> None:
@@ -39,7 +38,7 @@ def main() -> None:
         compile_tag = _compiler(setup.tokenizer)
         _confine(setup.memory)
     except Exception as error:
-        _reply(replies, Failed(0, _reason(error)))
+        _reply(replies, Failed(_reason(error)))
         return
     _reply(replies, Up())
     while True:
@@ -53,12 +52,10 @@ def main() -> None:
 
 def _receive(frames: "queue.SimpleQueue[Down]") -> None:
     """Read what the parent sends; when it goes away the process ends here."""
-    decoder: FrameDecoder[Down] = FrameDecoder(Down)
     try:
-        while data := os.read(0, _READ_BYTES):
-            for frame in decoder.feed(data):
-                frames.put(frame)
-    except (FrameError, OSError):
+        for frame in read_frames(0, Down):
+            frames.put(frame)
+    except (EOFError, FrameError, OSError):
         pass
     os._exit(0)
 
@@ -99,10 +96,10 @@ def _answer(job: Job, compile_tag: Callable[[str], str]) -> Reply:
     except Exception as error:  # a C++ library: its errors have no common base
         if "bad_alloc" in str(error):
             os._exit(1)
-        return Failed(job.number, _reason(error))
+        return Failed(_reason(error))
     if len(grammar) > MAX_GRAMMAR:
-        return Failed(job.number, "it becomes too large")
-    return Done(job.number, grammar)
+        return Failed("it becomes too large")
+    return Done(grammar)
 
 
 def _reason(error: Exception) -> str:

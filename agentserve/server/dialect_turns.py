@@ -15,8 +15,9 @@ from starlette.responses import Response
 from agentserve import wire
 from agentserve.config import ServerSettings
 from agentserve.dialects import signals
-from agentserve.dialects.asked import Asked, Signal
+from agentserve.dialects.asked import Asked
 from agentserve.dialects.common import decode
+from agentserve.dialects.finding import SIGNALS
 from agentserve.dialects.index import Position
 from agentserve.dialects.resolve import Resolved, Resolver
 from agentserve.dialects.shown import Ended, Step, gather, steps
@@ -31,14 +32,12 @@ from agentserve.sessions.service import SessionService
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=msgspec.Struct)
 ErrorFrame = Callable[[AgentserveError], bytes]
-_ORDER = ("previous_response", "header", "metadata", "cache_key")
 
 
 @dataclass(frozen=True)
 class Going:
     """A dialect request whose turn runs."""
 
-    asked: Asked
     resolved: Resolved
     steps: AsyncIterator[Step]
     turn: wire.Turn  # as it was admitted
@@ -75,7 +74,6 @@ class DialectTurns:
         self,
         request: Request,
         asked: Asked,
-        dialect: str,
         unknown: list[str],
         base: tuple[Position, bytes] | None = None,
     ) -> Going:
@@ -83,14 +81,11 @@ class DialectTurns:
 
         base: the place that `previous_response_id` names, and the digest of its history.
         """
-        self.metrics.count_unread(dialect, len(unknown), len(asked.warnings))
+        self.metrics.count_unread(asked.dialect, len(unknown), len(asked.warnings))
         if unknown:
-            logger.debug("unknown fields of %s: %s", dialect, ", ".join(unknown)[:500])
-        explicit: list[Signal] = []
-        rest: list[Signal] = []
-        for signal in (*asked.signals, *signals.from_headers(dict(request.headers))):
-            (explicit if signal.name == signals.EXPLICIT else rest).append(signal)
-        asked.signals = [*explicit, *sorted(rest, key=lambda one: _ORDER.index(one.name))]
+            logger.debug("unknown fields of %s: %s", asked.dialect, ", ".join(unknown)[:500])
+        found = (*asked.signals, *signals.from_headers(dict(request.headers)))
+        asked.signals = sorted(found, key=lambda one: SIGNALS.index(one.name))
         resolved = await self.resolver.begin(request.user, asked, *(base or ()))
         follow = self.follow(resolved)
         with _reading(resolved.handle):
@@ -101,7 +96,7 @@ class DialectTurns:
             said = (f"{text} ({count})" for text, count in Counter(asked.warnings).items())
             headers["X-AgentServe-Warning"] = ", ".join(said)
         turn = await self.service.turn(request.user, resolved.session, resolved.handle.turn_id)
-        return Going(asked, resolved, _again(first, follow), turn, headers)
+        return Going(resolved, _again(first, follow), turn, headers)
 
     async def follow(self, resolved: Resolved) -> AsyncGenerator[Step, None]:
         """Yield what a turn shows; its end is remembered before anybody is told."""

@@ -39,7 +39,7 @@ class DialectRoutes:
         turns = self._turns
         asked_for, unknown = await turns.read(request, ChatRequest)
         asked = read_chat(asked_for, **turns.naming)
-        going = await turns.begin(request, asked, "chat", unknown)
+        going = await turns.begin(request, asked, unknown)
         answer_id, created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
         if not asked.stream:
             ended = await turns.end(request, going)
@@ -55,7 +55,7 @@ class DialectRoutes:
         turns = self._turns
         asked_for, unknown = await turns.read(request, MessagesRequest)
         asked = read_messages(asked_for, **turns.naming)
-        going = await turns.begin(request, asked, "messages", unknown)
+        going = await turns.begin(request, asked, unknown)
         answer_id = f"msg_{secrets.token_hex(12)}"
         stops = asked_for.stop_sequences or []
         if not asked.stream:
@@ -71,7 +71,7 @@ class DialectRoutes:
         turns = self._turns
         asked_for, unknown = await turns.read(request, MessagesRequest)
         asked = read_messages(asked_for, generates=False, **turns.naming)
-        turns.metrics.count_unread("messages", len(unknown), len(asked.warnings))
+        turns.metrics.count_unread(asked.dialect, len(unknown), len(asked.warnings))
         tokens = await turns.resolver.count(request.user, asked)
         return json_response({"input_tokens": tokens})
 

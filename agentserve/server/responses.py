@@ -62,7 +62,7 @@ class ResponsesRoutes:
         if before is not None and before.position is not None:
             base = before.position, before.digest
         try:
-            going = await turns.begin(request, asked, "responses", unknown, base)
+            going = await turns.begin(request, asked, unknown, base)
         except (SessionNotFound, SessionClosed, TurnNotFound) as error:
             if base is None:
                 raise

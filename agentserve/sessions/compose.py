@@ -294,9 +294,8 @@ class Composer:
     def _probe_locality(self) -> None:
         """Compare glue with the full render on small conversations of each shape."""
         answer = Message(role="assistant", ids=pack(self._tokenizer.encode_text("y")))
-        called = msgspec.structs.replace(answer, calls=(Call("call00000", "x", {}),))
-        result = Message(role="tool", text="z", name="x", call_id="call00000")
-        user = _STAND_IN
+        called = msgspec.structs.replace(answer, calls=_CALLED.calls)
+        user, result = _STAND_IN, _RESULT
         system = Message(role="system", text="w")
         for lead in ((), (system,)):
             for tools in ((), (_STAND_IN_TOOL,)):

@@ -6,7 +6,7 @@ from typing import Any
 
 from agentserve import wire
 from agentserve.sessions.compilable import compilable
-from agentserve.sessions.forms.form import schema_content
+from agentserve.sessions.forms.form import list_content, schema_content
 from agentserve.sessions.schemas import validate_schema
 from agentserve.sessions.toolformat import ToolFormat
 
@@ -47,13 +47,7 @@ def structural_tag(
             "stop_after_first": one,
         }
         return _dump(_after_reasoning(free, format, in_reasoning))
-    calls: dict[str, Any] = {
-        "type": "tags_with_separator",
-        "tags": found.tags,
-        "separator": found.separator,
-        "at_least_one": True,
-        "stop_after_first": one,
-    }
+    calls = list_content(found.tags, found.separator, one=one)
     return _dump(_after_reasoning(calls, format, in_reasoning))
 
 

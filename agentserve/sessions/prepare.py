@@ -61,7 +61,7 @@ class TurnPreparer:
         run.prompt = compose(session, self.text, run.fed, generates=generates)
         require_room(session, run.prompt, info, self._settings.reserve_output)
         if self._script is not None and generates and not force:
-            force = self._scripted(self._script, run)
+            force = self._scripted(self._script, run, in_reasoning)
         run.options = SubmitOptions(
             max_tokens=self._output_limit(run, info),
             stop_ids=list(self.text.tokenizer.stop_ids),
@@ -124,11 +124,11 @@ class TurnPreparer:
         ids = tokenizer.encode_text(self.text.format.emit(list(request.debug.force)))
         return pack(array("i", [*ids, tokenizer.stop_ids[0]]))
 
-    def _scripted(self, script: Script, run: TurnRun) -> bytes:
+    def _scripted(self, script: Script, run: TurnRun, in_reasoning: bool) -> bytes:
         session = run.session
         fed = run.fed.messages or session.tree.messages(session.head)[-1:]
         text = "\n".join(message.text for message in fed)
-        return script.next(session.profile.system or "", text, in_reasoning=self._in_reasoning(run))
+        return script.next(session.profile.system or "", text, in_reasoning=in_reasoning)
 
     def _grammar(self, request: TurnRequest, tools: list[Tool], in_reasoning: bool) -> str | None:
         answer = request.response_format

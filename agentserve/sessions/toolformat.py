@@ -24,7 +24,7 @@ from agentserve.sessions.forms.objects import Objects
 class ToolFormat(msgspec.Struct, frozen=True):
     """How one family of models writes calls.
 
-    `signs` are strings of a chat template: one set of them, all present, tells the family.
+    `signs` are strings of a chat template that together tell the family.
     `reasoning` are the tags around it; `thought` is what is written around it where no tags are.
     `native` templates list the tools themselves. `one_call` families take one call a message.
     `headed`: the model writes part of the header that the template prints. `reasoning_key` is what
@@ -34,7 +34,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
     name: str
     form: Form
-    signs: tuple[tuple[str, ...], ...] = ()
+    signs: tuple[str, ...] = ()
     reasoning: tuple[str, str] | None = None
     thought: tuple[str, str] | None = None
     native: bool = True
@@ -86,14 +86,14 @@ JSON = ToolFormat("json", Objects(), native=False)
 HERMES = ToolFormat(
     "hermes",
     Objects("<tool_call>", "</tool_call>", bare_at="start"),
-    (("<tool_call>",),),
+    ("<tool_call>",),
     _THINK,
 )
-LLAMA = ToolFormat("llama", Llama(), (("<|start_header_id|>", "parameters"),), one_call=True)
+LLAMA = ToolFormat("llama", Llama(), ("<|start_header_id|>", "parameters"), one_call=True)
 MISTRAL_LIST = ToolFormat(
-    "mistral-list", Mistral(listed=True), (("[TOOL_CALLS]",),), ("[THINK]", "[/THINK]")
+    "mistral-list", Mistral(listed=True), ("[TOOL_CALLS]",), ("[THINK]", "[/THINK]")
 )
-MISTRAL = ToolFormat("mistral", Mistral(), (("[TOOL_CALLS]", "[ARGS]"),), ("[THINK]", "[/THINK]"))
+MISTRAL = ToolFormat("mistral", Mistral(), ("[TOOL_CALLS]", "[ARGS]"), ("[THINK]", "[/THINK]"))
 QWEN_CODER = ToolFormat(
     "qwen-coder",
     Elements(
@@ -105,13 +105,13 @@ QWEN_CODER = ToolFormat(
         style="qwen_xml",
         lined=True,
     ),
-    (("<tool_call>", "<function="),),
+    ("<tool_call>", "<function="),
     _THINK,
 )
 HARMONY = ToolFormat(
     "harmony",
     Harmony(),
-    (("<|channel|>", "<|message|>"),),
+    ("<|channel|>", "<|message|>"),
     thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
     one_call=True,
     headed=True,
@@ -128,7 +128,7 @@ GLM = ToolFormat(
         close="</tool_call>",
         style="glm_xml",
     ),
-    (("<tool_call>", "<arg_key>"),),
+    ("<tool_call>", "<arg_key>"),
     _THINK,
 )
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -144,7 +144,7 @@ DEEPSEEK = ToolFormat(
         between="\n",
         fenced=True,
     ),
-    ((_DEEPSEEK[0], "```"),),
+    (_DEEPSEEK[0], "```"),
     _THINK,
 )
 DEEPSEEK_31 = ToolFormat(
@@ -156,7 +156,7 @@ DEEPSEEK_31 = ToolFormat(
         written=f"{{0}}{_SEPARATOR}",
         around=_DEEPSEEK,
     ),
-    ((_DEEPSEEK[0],),),
+    (_DEEPSEEK[0],),
     _THINK,
 )
 KIMI = ToolFormat(
@@ -169,7 +169,7 @@ KIMI = ToolFormat(
         written="functions.{0}:{1}<|tool_call_argument_begin|>",
         around=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ),
-    (("<|tool_call_begin|>",),),
+    ("<|tool_call_begin|>",),
     _THINK,
     numbered=True,
 )
@@ -183,7 +183,7 @@ MINIMAX = ToolFormat(
         close="</invoke>",
         style="minimax_xml",
     ),
-    (("<minimax:tool_call>",),),
+    ("<minimax:tool_call>",),
     _THINK,
 )
 # The more a family's signs say, the earlier it stands: the first that fits is taken.
@@ -209,7 +209,7 @@ FORMATS = {
 def detect(chat_template: str) -> ToolFormat:
     """Return the format that a chat template is written for; bare JSON where it knows no tools."""
     for format in FORMATS.values():
-        if any(all(sign in chat_template for sign in signs) for signs in format.signs):
+        if format.signs and all(sign in chat_template for sign in format.signs):
             return format
     return JSON
 

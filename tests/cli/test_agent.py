@@ -1,79 +1,30 @@
-"""`agentserve run` and `chat` as processes, on a real server whose model's words are dictated."""
+"""`agentserve run` as a process, on a real server whose model's words are dictated."""
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from forced import Forced, calls, says
-from live_server import serving
-from served import assembled, open_client, wait_until_ready
+from command_process import command, started, until
+from forced import calls, forced_server, says, telling
 
-from agentserve import Client, wire
-from agentserve.cli.terminal import printable, summary
-from agentserve.config import ServerSettings
+from agentserve import Client
 
 HANDSHAKE = Path(__file__).parents[1] / "support" / "handshake_server.py"
 
 
 @pytest.fixture(scope="module")
 def server():
-    front = Forced(assembled(ServerSettings(allow_force=True)).app, [])
-    with serving(front) as port:
-        with open_client(port, {}) as http:
-            wait_until_ready(http)
-        yield front, f"http://127.0.0.1:{port}"
+    with forced_server() as served:
+        yield served
 
 
 @pytest.fixture
 def story(server):
-    front, _ = server
-
-    def tell(*turns):
-        front.script[:] = turns
-        front.posts.clear()
-        return front
-
-    yield tell
-    left, front.script[:] = list(front.script), []
-    assert left == []
-
-
-@contextlib.contextmanager
-def started(*arguments):
-    # A test run in the background ignores SIGINT, and so would what it starts.
-    process = subprocess.Popen(
-        ["env", "--default-signal=INT", sys.executable, "-m", "agentserve", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def command(*arguments, said=""):
-    """Run a command to its end; return exit code, stdout, stderr."""
-    with started(*arguments) as process:
-        out, err = process.communicate(said, timeout=120)
-        return process.returncode, out, err
-
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
+    with telling(server[0]) as tell:
+        yield tell
 
 
 def shell(text):
@@ -275,62 +226,6 @@ def test_wrong_usage_and_failures_are_told_without_a_traceback(capsys, arguments
     assert "Traceback" not in captured.err
 
 
-def test_a_conversation_from_piped_lines_shows_figures_and_obeys_commands(server, story, tmp_path):
-    long = "word " * 3000
-    story(
-        says("Hello."),
-        calls(("list_files", {})),
-        says("Nothing there."),
-        says("Again."),
-        says("too long: never said"),
-        says("In the copy."),
-    )
-    code, out, err = command(
-        *("chat", "--tools", "files", "--dir", str(tmp_path), "--url", server[1]),
-        *("--session", "talk"),
-        said="/rollback\nhi\n/tools\nwhat is here?\n/rollback\nonce more\n"
-        f"{long}\n/fork\nand?\n/dance\n"
-        "/help\n/quit\nnot reached\n",
-    )
-    assert (code, err) == (0, "")
-    lines = out.splitlines()
-    assert lines[0].startswith("session talk; ")
-    assert lines[1] == "[there is no message to take back]"
-    assert lines[2] == "Hello."
-    assert "read_file (changes nothing): Read a text file." in lines
-    assert "[list_files {}]" in lines
-    assert any(line.startswith("[back at t_1") for line in lines)
-    assert any("tokens do not fit the context of 2048" in line for line in lines)
-    assert "no command /dance; /help lists them" in lines
-    figures = [line for line in lines if " | cached " in line]
-    assert len(figures) == 5
-    assert " tok/s | cached " in figures[1]
-    assert "(device " in figures[1]
-    assert " of 2048]" in figures[1]
-    with Client(server[1]) as client:
-        talk = client.session(id="talk", resume=True)
-        assert [turn.text for turn in talk.turns] == ["Hello.", "Again."]
-
-
-def test_an_interrupt_cancels_what_runs_and_not_the_conversation(server, story, tmp_path):
-    story(says("Hello."), shell("echo $$ > pid; sleep 600"), says("Still here."))
-    pid = tmp_path / "pid"
-    with started(
-        *("chat", "--tools", "shell", "--approve", "auto", "--dir", str(tmp_path)),
-        *("--url", server[1]),
-    ) as process:
-        process.stdin.write("hi\nwait\n")
-        process.stdin.flush()
-        until(lambda: pid.exists() and pid.read_text().strip())
-        process.send_signal(signal.SIGINT)
-        process.stdin.write("are you there?\n")
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
-    lines = out.splitlines()
-    assert lines.index("[cancelled]") < lines.index("Still here.")
-
-
 @pytest.mark.model
 def test_a_model_in_this_process_reads_a_file_and_answers(tmp_path):
     (tmp_path / "notes.txt").write_text("The password is swordfish.\n")
@@ -340,24 +235,6 @@ def test_a_model_in_this_process_reads_a_file_and_answers(tmp_path):
     )
     assert (code, bool(out.strip())) == (0, True), err
     assert "[read_file: ok, " in err
-
-
-def test_control_characters_do_not_reach_the_terminal():
-    assert printable("a\x1b[31m\x07\x9b\tb\r\n") == "a[31m\tb\n"
-
-
-def test_the_figures_of_a_turn_name_the_tiers_that_its_cached_tokens_came_from():
-    turn = wire.Turn(
-        *("t_1", "s", None),
-        status="completed",
-        usage=wire.Usage(cached_tokens=206, new_tokens=15, output_tokens=9),
-        kv=wire.KvTokens(device=200, host=6),
-        timing_ms=wire.Timing(decode=450),
-        context=wire.Context(230, 8192, 7962),
-    )
-    assert summary(turn) == (
-        "[9 tokens, 20.0 tok/s | cached 206 (device 200, host 6), new 15 | context 230 of 8192]"
-    )
 
 
 def test_an_interrupt_at_a_question_ends_the_run(server, story, tmp_path):

@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 from agentserve_tools import Executor, Toolbox, Workspace
-from forced import Forced, calls, says
-from live_server import serving
-from served import assembled, open_client, wait_until_ready
+from forced import calls, forced_server, says, telling
 
 from agentserve import AsyncClient, Client, ToolDone, ToolStarted, tool, wire
-from agentserve.config import ServerSettings
 from agentserve.errors import BadToolSchema
 
 MCP_SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
@@ -25,11 +22,8 @@ MCP_SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 @pytest.fixture(scope="module")
 def server():
     """Yield (the app in front of the server, its address)."""
-    front = Forced(assembled(ServerSettings(allow_force=True)).app, [])
-    with serving(front) as port:
-        with open_client(port, {}) as http:
-            wait_until_ready(http)
-        yield front, f"http://127.0.0.1:{port}"
+    with forced_server() as served:
+        yield served
 
 
 @pytest.fixture
@@ -41,16 +35,8 @@ def client(server):
 @pytest.fixture
 def story(server):
     """Set what the model says in the next turns; return what was sent meanwhile."""
-    front, _ = server
-
-    def tell(*turns):
-        front.script[:] = turns
-        front.posts.clear()
-        return front
-
-    yield tell
-    left, front.script[:] = list(front.script), []
-    assert left == [], "the model was asked less often than the story goes"
+    with telling(server[0]) as tell:
+        yield tell
 
 
 def results(body):

@@ -1,9 +1,15 @@
 """Dictates what a real server's model says: each turn gets the next output of a script."""
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+from live_server import serving
+from served import assembled, open_client, wait_until_ready
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentserve.config import ServerSettings
 
 
 class Forced:
@@ -48,6 +54,30 @@ async def _whole(receive: Receive) -> bytes:
         body += message.get("body", b"")
         if not message.get("more_body", False):
             return body
+
+
+@contextlib.contextmanager
+def forced_server() -> Iterator[tuple[Forced, str]]:
+    """Yield the app in front of a server that runs, and its address."""
+    front = Forced(assembled(ServerSettings(allow_force=True)).app, [])
+    with serving(front) as port:
+        with open_client(port, {}) as http:
+            wait_until_ready(http)
+        yield front, f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def telling(front: Forced) -> Iterator[Callable[..., Forced]]:
+    """Yield what sets the model's next turns; `front` then has what is sent from there on."""
+
+    def tell(*turns: list[dict[str, Any]]) -> Forced:
+        front.script[:] = turns
+        front.posts.clear()
+        return front
+
+    yield tell
+    left, front.script[:] = list(front.script), []
+    assert left == [], "the model was asked less often than the story goes"
 
 
 def says(text: str) -> list[dict[str, Any]]:

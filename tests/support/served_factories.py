@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from agentserve.config import GRAMMAR_CPU_S
 from agentserve.engine.oracle import build_oracle
 from agentserve.engine.plan import StepPlan
 from agentserve.model.grammar import grammar_compiler
@@ -12,7 +13,7 @@ def oracle(options: dict[str, Any]) -> Any:
     """Return the hash oracle with real grammars; each step takes at least `step_s` seconds."""
     own = dict(options)
     directory, step_s = own.pop("directory"), own.pop("step_s", 0.0)
-    cpu_s = own.pop("grammar_cpu_s", 2.0)
+    cpu_s = own.pop("grammar_cpu_s", GRAMMAR_CPU_S)
     runner, _ = build_oracle(own)
     compiler = grammar_compiler(directory, own["vocab_size"], cpu_s=cpu_s)
     return (_Slow(runner, step_s) if step_s else runner), compiler

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from agentserve_tools import Executor, Toolbox, ToolOutput, allow_read_only, tool
+from agentserve_tools import Executor, Toolbox, ToolOutput, tool
 
 
 def stored(path: str) -> str:
@@ -286,150 +286,6 @@ async def test_durations_are_kept_for_each_tool_and_their_median_is_expected():
     assert one.expected_ms("nap") == sorted(one.durations_ms["nap"])[1]
 
 
-# At most once
-
-
-async def test_a_call_id_runs_once_and_answers_the_same_again():
-    ran = []
-
-    def count() -> int:
-        ran.append(1)
-        return len(ran)
-
-    one = executor(count)
-    assert not one.has_run("call_1")
-    first = await one.run("count", {}, call_id="call_1")
-    again = await one.run("count", {}, call_id="call_1")
-    assert (first, first.output, len(ran)) == (again, 1, 1)
-    assert one.has_run("call_1")
-    assert (await one.run("count", {}, call_id="call_2")).output == 2
-
-
-async def test_a_call_id_that_runs_is_joined_not_run_again():
-    ran, go_on = [], asyncio.Event()
-
-    async def slow() -> int:
-        ran.append(1)
-        await go_on.wait()
-        return len(ran)
-
-    run = executor(slow).run
-    both = [asyncio.create_task(run("slow", {}, call_id="call_1")) for _ in range(2)]
-    await asyncio.sleep(0)
-    go_on.set()
-    assert [(await one).output for one in both] == [1, 1]
-
-
-async def test_a_call_that_was_cancelled_stays_cancelled():
-    started = asyncio.Event()
-
-    async def slow() -> None:
-        started.set()
-        await asyncio.sleep(60)
-
-    run = executor(slow).run
-    task = asyncio.create_task(run("slow", {}, call_id="call_1"))
-    joined = asyncio.create_task(run("slow", {}, call_id="call_1"))
-    await started.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert (await joined).status == "cancelled"
-    assert (await run("slow", {}, call_id="call_1")).status == "cancelled"
-
-
-async def test_outputs_are_forgotten_some_time_and_calls_never():
-    ran = []
-
-    def count(n: int) -> int:
-        ran.append(n)
-        return n
-
-    run = executor(count).run
-    for n in range(300):
-        await run("count", {"n": n}, call_id=f"call_{n}")
-    assert (await run("count", {"n": 299}, call_id="call_299")).output == 299
-    forgotten = await run("count", {"n": 0}, call_id="call_0")
-    assert (forgotten.status, len(ran)) == ("error", 300)
-
-
-# Approval
-
-
-@pytest.mark.parametrize(
-    ("verdict", "status", "output"),
-    [
-        (True, "ok", 3),
-        (False, "cancelled", "the call of add was not allowed"),
-        ("too risky", "cancelled", "the call of add was not allowed: too risky"),
-        (None, "cancelled", "the call of add was not allowed"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["function", "coroutine", "awaitable"])
-async def test_a_call_runs_only_when_it_is_allowed(verdict, status, output, kind):
-    asked = []
-
-    def function(spec, arguments):
-        asked.append((spec.name, arguments))
-        return verdict
-
-    async def coroutine(spec, arguments):
-        return function(spec, arguments)
-
-    approve = {
-        "function": function,
-        "coroutine": coroutine,
-        "awaitable": lambda spec, arguments: coroutine(spec, arguments),
-    }[kind]
-    answer = await executor(add, approve=approve).run("add", {"a": 2})
-    assert (answer.status, answer.output, asked) == (status, output, [("add", {"a": 2})])
-
-
-async def test_the_approval_of_one_call_goes_before_that_of_the_executor():
-    one = executor(add, approve=lambda spec, arguments: False)
-    assert (await one.run("add", {"a": 2}, approve=lambda spec, arguments: True)).output == 3
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, StopIteration])
-async def test_an_approval_that_fails_refuses(error):
-    def broken(spec, arguments):
-        raise error
-
-    refused = await executor(add, approve=broken).run("add", {"a": 2})
-    assert (refused.status, refused.output) == (
-        "cancelled",
-        f"the call of add was not allowed: asking failed: {error.__name__}",
-    )
-
-
-async def test_an_approval_that_takes_long_is_waited_for():
-    async def slow(spec, arguments):
-        await asyncio.sleep(0.1)
-        return True
-
-    assert (await executor(add, approve=slow, deadline_s=0.05).run("add", {"a": 2})).output == 3
-
-
-async def test_what_cannot_run_is_not_asked_for():
-    def never(spec, arguments):
-        raise AssertionError
-
-    run = executor(add, approve=never).run
-    assert "invalid arguments" in (await run("add", {"a": "x"})).output
-    assert "no tool named" in (await run("sub", {})).output
-
-
-async def test_read_only_tools_can_be_allowed_alone():
-    @tool(read_only=True)
-    def look() -> str:
-        return "seen"
-
-    run = executor(add, look, approve=allow_read_only).run
-    assert (await run("look", {})).output == "seen"
-    refused = (await run("add", {"a": 1})).output
-    assert refused.endswith("not allowed: only tools that change nothing are allowed")
-
-
 def test_a_thread_that_never_ends_does_not_keep_the_program_alive():
     import subprocess
 
@@ -510,14 +366,3 @@ async def test_whatever_a_tool_does_its_answer_can_be_sent(function):
     for _ in range(2):  # the place is free again
         answer = await asyncio.wait_for(run(function.__name__, {}), 10)
         assert "did not finish" not in msgspec.json.encode(answer.output).decode()
-
-
-async def test_an_approval_may_give_any_reason():
-    class Odd(Silent):
-        def __bool__(self) -> bool:
-            raise RuntimeError("no truth")
-
-    for reason in (Odd(), "\udce9"):
-        refused = await executor(add).run("add", {"a": 1}, approve=lambda *_, it=reason: it)
-        assert refused.status == "cancelled"
-        assert msgspec.json.encode(refused.output)

@@ -72,6 +72,7 @@ def read(request: ChatRequest, served: str, *, strict: bool) -> Asked:
     choice, allowed = _choice(request.tool_choice, tools)
     form = None if request.response_format is None else _format(request.response_format)
     return Asked(
+        dialect="chat",
         model=common.require_model(request.model, served, strict=strict),
         system=system,
         segments=segments(units),
@@ -91,7 +92,6 @@ def read(request: ChatRequest, served: str, *, strict: bool) -> Asked:
         | common.template_options(request.chat_template_kwargs),
         signals=[*explicit, *signals.from_metadata(request.metadata), *cache],
         warnings=warnings,
-        metadata={"dialect": "chat"},
     )
 
 

@@ -71,6 +71,7 @@ def read(request: MessagesRequest, served: str, *, strict: bool, generates: bool
     chosen = _choice(choice, tools)
     explicit, _ = signals.from_body(request.session_id, None)
     return Asked(
+        dialect="messages",
         model=common.require_model(request.model, served, strict=strict),
         system=system,
         segments=segments(units),
@@ -89,7 +90,6 @@ def read(request: MessagesRequest, served: str, *, strict: bool, generates: bool
         keep_reasoning=_keeps_reasoning(request.context_management),
         signals=[*explicit, *signals.from_metadata(request.metadata)],
         warnings=warnings,
-        metadata={"dialect": "messages"},
     )
 
 

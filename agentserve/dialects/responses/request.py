@@ -78,6 +78,7 @@ def read(
     choice, allowed = _choice(request.tool_choice, tools)
     form = _format(request.text)
     return Asked(
+        dialect="responses",
         model=common.require_model(request.model, served, strict=strict),
         system=system,
         segments=segments(units, calls),
@@ -98,7 +99,6 @@ def read(
         | common.template_options(request.chat_template_kwargs),
         signals=[*explicit, *signals.from_metadata(request.metadata), *cache],
         warnings=warnings,
-        metadata={"dialect": "responses"},
     )
 
 

@@ -1,4 +1,4 @@
-"""Calls that are a name and a JSON object: DeepSeek, Kimi, and Mistral since version 11."""
+"""Calls that are a name and a JSON object, all of them between tags: DeepSeek, Kimi."""
 
 import re
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Named(Form, frozen=True):
     end: str
     header: str
     written: str
-    around: tuple[str, str] = ("", "")
+    around: tuple[str, str]
     between: str = ""
     fenced: bool = False
 
@@ -45,7 +45,7 @@ class Named(Form, frozen=True):
     @property
     def noise(self) -> tuple[str, ...]:
         """What encloses all calls."""
-        return tuple(filter(None, self.around))
+        return self.around
 
     def read(self, reading: Reading, marker: str) -> Wait[None]:
         """Read one call."""
@@ -83,8 +83,6 @@ class Named(Form, frozen=True):
     def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:
         """Return the calls, enclosed, as one tag."""
         tags = [self._tag(name, schema_content(schema)) for name, schema in tools]
-        if not self.around[0]:
-            return Constraint([self.begin], tags, self.between)
         calls = list_content(tags, self.between, one=one)
         return Constraint([self.around[0]], [tag(self.around[0], calls, self.around[1])], "")
 

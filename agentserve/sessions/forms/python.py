@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable
 
 from agentserve.sessions.forms.reading import INVALID, OPENING, Reading
-from agentserve.sessions.forms.values import quote
+from agentserve.sessions.forms.values import LITERALS, quote
 from agentserve.sessions.forms.window import Markers, Wait, Window, markers
 
 _NAME = re.compile(r"[A-Za-z_][\w.\-]{0,127}", re.ASCII)
 _KEY = re.compile(r"[A-Za-z_]\w{0,127}", re.ASCII)
 _WORD = re.compile(r"[\w.+\-]{1,512}", re.ASCII)
-_WORDS = {"True": "true", "False": "false", "None": "null"}
 _SIMPLE = dict(zip("abfnrtv0\\'\"", "\a\b\f\n\r\t\v\0\\'\"", strict=True)) | {"\n": ""}
 _HEXADECIMAL = {"x": 2, "u": 4, "U": 8}
 _NAME_STOPS = Markers(("(", "<", "\n", ")", "]", "{", '"', "'", ","))
@@ -29,8 +28,8 @@ def read_name(window: Window, at: int) -> Wait[tuple[int, str | None]]:
     return end + 1, name if stop == "(" and _NAME.fullmatch(name) else None
 
 
-def read_arguments(reading: Reading, name: str, closing: Markers) -> Wait[bool]:
-    """Read `key=value, ...)` and report the call's end; False when it is broken."""
+def read_arguments(reading: Reading, name: str, closing: Markers) -> Wait[None]:
+    """Read `key=value, ...)` and report the call's end, also when it is broken."""
     parts: list[str] = []
 
     def put(text: str) -> None:
@@ -41,9 +40,8 @@ def read_arguments(reading: Reading, name: str, closing: Markers) -> Wait[bool]:
     if (yield from _Translator(reading, put).arguments()):
         put("}")
         reading.finish(name, "".join(parts))
-        return True
-    yield from reading.fail_at(name, INVALID, closing)
-    return False
+    else:
+        yield from reading.fail_at(name, INVALID, closing)
 
 
 class _Translator:
@@ -104,7 +102,7 @@ class _Translator:
         if _WORD.fullmatch(word) is None:
             return False
         self._take(end)
-        self._put(_WORDS.get(word, word))
+        self._put(LITERALS.get(word, word))
         return True
 
     def _string(self, mark: str) -> Wait[bool]:

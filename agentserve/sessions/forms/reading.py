@@ -116,10 +116,6 @@ class Reading:
             self._raw.append(text)
             self.sink.call_delta(text)
 
-    def raw(self) -> str:
-        """Return the text of the open call so far."""
-        return "".join(self._raw)
-
     def finish(self, name: str | None, arguments: str, error: str = "") -> None:
         """Report the end of a call whose arguments' JSON is `arguments`."""
         value = None if error else decode_object(arguments)
@@ -130,7 +126,7 @@ class Reading:
 
     def fail(self, name: str | None, error: str) -> None:
         """Report the end of a call that cannot be read."""
-        self.sink.call_broken(self.raw().strip(), name, error)
+        self.sink.call_broken("".join(self._raw).strip(), name, error)
 
     def fail_at(self, name: str | None, error: str, closing: Markers) -> Wait[None]:
         """Take the rest of a broken call, up to its closing marker, and report it."""

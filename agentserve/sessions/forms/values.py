@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-_LITERALS = {"True": "true", "False": "false", "None": "null"}
+LITERALS = {"True": "true", "False": "false", "None": "null"}  # of Python, in JSON
 _SCALARS: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _REFERENCES = 8  # that are followed one after the other
 
@@ -22,7 +22,7 @@ def as_json(text: str, schema: dict[str, Any], name: str) -> str:
     """
     types = value_types(schema, name)
     bare = text.strip()
-    bare = _LITERALS.get(bare, bare)
+    bare = LITERALS.get(bare, bare)
     if "string" in types and not (bare == "null" and "null" in types):
         return quote(text)
     try:

@@ -168,11 +168,10 @@ class Window:
                 return
             yield
 
-    def drop(self, options: Sequence[str]) -> Wait[bool]:
+    def drop(self, options: Sequence[str]) -> Wait[None]:
         """Take one of `options` if it comes next, also when the end cuts it off."""
         found = yield from self.starts(0, options)
         if found is None and self.ended:
             rest = self.text[self.at :]
             found = rest if rest and any(option.startswith(rest) for option in options) else None
         self.take(len(found or ""))
-        return found is not None
