@@ -80,6 +80,11 @@ class Asked(msgspec.Struct):
     warnings: list[str] = []
 
     @property
+    def logprobs(self) -> bool:
+        """Whether the answer tells log probabilities."""
+        return isinstance(self.turn.sampling.logprobs, int)
+
+    @property
     def answers(self) -> int:
         """How many answers the history has."""
         return sum(segment.answer is not None for segment in self.segments)

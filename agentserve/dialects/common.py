@@ -48,8 +48,13 @@ def require_model(asked: str | None, served: str, *, strict: bool) -> str:
     return asked
 
 
-def sampling(fields: Fields, stop: str | list[str] | None) -> wire.Sampling:
-    """Return the sampling that a request asks for. Raises InvalidRequest."""
+def sampling(
+    fields: Fields, stop: str | list[str] | None, logprobs: int | None = None
+) -> wire.Sampling:
+    """Return the sampling that a request asks for. Raises InvalidRequest.
+
+    logprobs: as in wire.Sampling.
+    """
     given = {
         name: value
         for name in Fields.__struct_fields__
@@ -62,11 +67,19 @@ def sampling(fields: Fields, stop: str | list[str] | None) -> wire.Sampling:
     if fields.top_p == 0:
         del given["top_p"]
         given["top_k"] = 1
+    given["logprobs"] = logprobs
     stops = [stop] if isinstance(stop, str) else stop
     if stops := [one for one in stops or [] if one]:
         given["stop"] = stops
     wanted: wire.Sampling = convert(given, wire.Sampling)
     return wanted
+
+
+def top_logprobs(count: int | None) -> int:
+    """Return how many of the likeliest tokens are told at each place. Raises InvalidRequest."""
+    if count is not None and not 0 <= count <= 20:
+        raise InvalidRequest("top_logprobs is from 0 to 20", param="top_logprobs")
+    return count or 0
 
 
 def convert(value: Any, shape: Any) -> Any:

@@ -1,6 +1,7 @@
 """What a turn shows to a client of any dialect: text, reasoning and calls as they come."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -10,13 +11,17 @@ from agentserve.errors import CATALOGUE, AgentserveError, Draining, EngineError
 
 
 class Part(msgspec.Struct):
-    """A text, a reasoning, or a call (its `text` is the arguments' JSON)."""
+    """A text, a reasoning, or a call (its `text` is the arguments' JSON).
+
+    `logprobs` are those of the text's tokens, if the turn has asked for them.
+    """
 
     index: int
     kind: str  # text | reasoning | call
     text: str = ""
     call_id: str = ""
     name: str = ""
+    logprobs: list[wire.TokenLogprob] = []
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -30,6 +35,7 @@ class More(msgspec.Struct, frozen=True):
 
     part: Part
     delta: str
+    logprobs: list[wire.TokenLogprob] = []
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -84,7 +90,9 @@ class _Writer:
     def take(self, event: wire.Event) -> list[Step]:
         if isinstance(event, wire.ItemStarted):
             return self._start(event.item)
-        if isinstance(event, wire.TextDelta | wire.ReasoningDelta | wire.ToolCallDelta):
+        if isinstance(event, wire.TextDelta):
+            return self._more(event.delta, event.logprobs)
+        if isinstance(event, wire.ReasoningDelta | wire.ToolCallDelta):
             return self._more(event.delta)
         if isinstance(event, wire.ItemDone):
             return self._done(event.item)
@@ -109,12 +117,13 @@ class _Writer:
         self._open = part
         return [Opened(part)]
 
-    def _more(self, delta: str) -> list[Step]:
+    def _more(self, delta: str, logprobs: Sequence[wire.TokenLogprob] = ()) -> list[Step]:
         part = self._open
         if part is None or not delta:
             return []
         part.text += delta
-        return [More(part, delta)]
+        part.logprobs.extend(logprobs)
+        return [More(part, delta, [*logprobs])]
 
     def _done(self, item: wire.OutputItem) -> list[Step]:
         if self._open is None:
@@ -159,6 +168,15 @@ def answered(parts: list[Part]) -> Answered:
 def text_of(parts: list[Part], kind: str = "text") -> str:
     """Return the joined text of one kind of part."""
     return "".join(part.text for part in parts if part.kind == kind)
+
+
+def logprobs(tokens: Sequence[wire.TokenLogprob]) -> list[dict[str, Any]]:
+    """Return log probabilities as OpenAI's clients have them."""
+    return [_logprob(one) | {"top_logprobs": [_logprob(top) for top in one.top]} for one in tokens]
+
+
+def _logprob(one: wire.TopLogprob) -> dict[str, Any]:
+    return {"token": one.token, "logprob": one.logprob, "bytes": one.bytes}
 
 
 async def gather(events: AsyncIterator[Step]) -> Ended:

@@ -3,7 +3,7 @@
 from agentserve.clock import Clock
 from agentserve.engine.ledger import Ledger
 from agentserve.engine.messages import Progress, Tokens
-from agentserve.engine.plan import StepResult
+from agentserve.engine.plan import StepResult, TokenLogprobs
 from agentserve.engine.scheduler import Batch
 from agentserve.engine.sequence import Turn
 from agentserve.kv.chains import KvCache
@@ -36,7 +36,8 @@ class Committer:
             self._kv.commit(sequence.chain, sequence.log, length)
             self._report_progress(turn, length)
             if row.sample:
-                self._accept(turn, result.tokens[number])
+                logprobs = result.logprobs[number] if result.logprobs else []
+                self._accept(turn, result.tokens[number], logprobs)
             elif length == len(sequence.log):
                 self._ledger.finish(turn, "prefilled")
 
@@ -52,7 +53,7 @@ class Committer:
             turn.reported = done
             self._ledger.events.append(Progress(turn.id, done, turn.prompt_length - turn.cached))
 
-    def _accept(self, turn: Turn, sampled: list[int]) -> None:
+    def _accept(self, turn: Turn, sampled: list[int], logprobs: list[TokenLogprobs]) -> None:
         """Log what the step sampled, or the forced token instead, up to what ends the turn."""
         if turn.first_token_at < 0:
             turn.first_token_at = self._clock.monotonic()
@@ -77,7 +78,7 @@ class Committer:
             if reason:
                 break
         if given:
-            self._ledger.events.append(Tokens(turn.id, given))
+            self._ledger.events.append(Tokens(turn.id, given, logprobs[: len(given)]))
         if reason:
             self._ledger.finish(turn, reason, stop_id)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from agentserve.engine.plan import RunnerInfo, SamplingParams
+from agentserve.engine.plan import RunnerInfo, SamplingParams, TokenLogprobs
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -136,10 +136,11 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
-    """Tokens that this step gave to the turn, stop token excluded."""
+    """Tokens that this step gave to the turn, stop token excluded; `logprobs` if it asks."""
 
     turn: int
     tokens: list[int]
+    logprobs: list[TokenLogprobs] = []
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):

@@ -7,6 +7,7 @@ position) pairs read. A stale, foreign, missing or misplaced block changes it at
 """
 
 import hashlib
+import math
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +22,11 @@ from agentserve.engine.plan import (
     Row,
     Runner,
     RunnerInfo,
+    SlotAdd,
     StepPlan,
     StepResult,
     TableAppend,
+    TokenLogprobs,
     Traffic,
     unpack,
 )
@@ -59,20 +62,35 @@ def oracle_next(
     return _choose(bytes(_cells(tokens, 0)), vocab_size, stop_id, stop_one_in)
 
 
+def oracle_logprobs(hashed: int, token: int, count: int, vocab_size: int = 256) -> TokenLogprobs:
+    """Return the oracle's log probabilities of `token`, where it has `hashed`.
+
+    That one has the probability 1/2, the one after it 1/4, and so on, cyclically.
+    """
+    top = [(hashed + place) % vocab_size for place in range(min(count, vocab_size))]
+    values = [-math.log(2) * (place + 1) for place in range(len(top))]
+    return TokenLogprobs(-math.log(2) * ((token - hashed) % vocab_size + 1), top, values)
+
+
 @dataclass(slots=True)
 class _Slot:
-    generation: int
+    add: SlotAdd
     table: list[list[int]]  # device block numbers per group
 
 
 @dataclass(slots=True)
 class OracleStep:
-    """A launched plan: per row the hashed token, then the sampled ones; `finite` [] is all."""
+    """A launched plan: per row its slot's entry, the hashed token, then the sampled ones.
+
+    `finite` [] is all.
+    """
 
     plan: StepPlan
+    adds: list[SlotAdd]
     draws: list[int | None]
     tokens: list[list[int]]
     finite: list[bool] = field(default_factory=list)
+    logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
 
 
 class OracleRunner:
@@ -121,13 +139,13 @@ class OracleRunner:
     def launch(self, plan: StepPlan) -> OracleStep:
         """Apply the plan to the simulated memory and read every row's cells back."""
         for drop in plan.dropped:
-            if self._slots[drop.slot].generation != drop.generation:
+            if self._slots[drop.slot].add.generation != drop.generation:
                 raise ValueError(f"slot {drop.slot} is dropped under a stale generation")
             del self._slots[drop.slot]
         for add in plan.added:
             if add.slot in self._slots:
                 raise ValueError(f"slot {add.slot} is added twice")
-            self._slots[add.slot] = _Slot(add.generation, [[] for _ in self.info.groups])
+            self._slots[add.slot] = _Slot(add, [[] for _ in self.info.groups])
         for append in plan.appended:
             self._append(append)
         for copy in plan.copies:
@@ -142,18 +160,25 @@ class OracleRunner:
             self.write(row.slot, row.start, given)
             offset += row.count
         draws = [self._read(row) if row.sample else None for row in plan.rows]
-        return OracleStep(plan, draws, [])
+        adds = [self._slots[row.slot].add for row in plan.rows]
+        return OracleStep(plan, adds, draws, [])
 
     def sample(self, handle: OracleStep, masks: dict[int, Any]) -> None:
         """Take the hashed token, or the first allowed one after it, cyclically."""
-        rows = handle.plan.rows
-        for number, (row, token) in enumerate(zip(rows, handle.draws, strict=True)):
-            if token is None:
-                handle.tokens.append([])
+        rows, vocab_size = handle.plan.rows, self.info.vocab_size
+        for number, (row, hashed) in enumerate(zip(rows, handle.draws, strict=True)):
+            handle.tokens.append([])
+            handle.logprobs.append([])
+            if hashed is None:
                 continue
-            token = _allowed(token, masks.get(number), self.info.vocab_size)
+            token = _allowed(hashed, masks.get(number), vocab_size)
             self._sampled[row.slot] = (handle.plan.step, token)
-            handle.tokens.append([token])
+            handle.tokens[number] = [token]
+            add = handle.adds[number]
+            if (count := add.sampling.logprobs) is not None:
+                forced = add.forced_at(row.start + row.count)
+                taken = token if forced == SAMPLED else forced
+                handle.logprobs[number] = [oracle_logprobs(hashed, taken, count, vocab_size)]
 
     def collect(self, handle: OracleStep) -> StepResult:
         """Return the result; every value is finite and every copy is done."""
@@ -171,6 +196,7 @@ class OracleRunner:
                 saved_bytes=self._moved["save"] * block_bytes,
                 loaded_bytes=self._moved["load"] * block_bytes,
             ),
+            logprobs=handle.logprobs,
         )
 
     def inputs(self, plan: StepPlan, row: Row, tokens: "array[int]") -> "array[int]":
@@ -229,7 +255,7 @@ class OracleRunner:
                 part = cells[done * _CELL : (done + count) * _CELL]
                 block[place * _CELL : (place + count) * _CELL] = part
                 writers = self._writers[group][table[number]]
-                writers[place : place + count] = [owner.generation] * count
+                writers[place : place + count] = [owner.add.generation] * count
                 done += count
 
     def _read(self, row: Row) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+MOST_LOGPROBS = 20  # tokens at a place whose log probabilities can be asked for
 SAMPLED = -1  # in StepPlan.tokens: what the slot's row of the step before has sampled
 
 
@@ -31,6 +32,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Penalties: repetition (CTRL, arXiv 1909.05858) looks at prompt and output; presence and
     frequency look at the output of this turn only. A draw depends on (seed, position) alone.
+    `logprobs` asks for log probabilities: of each token, and of so many of the likeliest there.
     """
 
     temperature: float = 0.0
@@ -42,6 +44,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     seed: int = 0
+    logprobs: int | None = None  # up to MOST_LOGPROBS
 
     @property
     def needs_history(self) -> bool:
@@ -58,6 +61,8 @@ class SlotAdd(msgspec.Struct, frozen=True):
 
     `history` holds the tokens before the first row, packed, only if the sampling needs them;
     `prompt_length` is where this turn's output begins (for presence and frequency penalties).
+    `forced` holds the tokens from there on that are taken instead of the sampled ones, packed, only
+    if their log probabilities are asked for: the runner samples all the same.
     """
 
     slot: int
@@ -65,6 +70,13 @@ class SlotAdd(msgspec.Struct, frozen=True):
     sampling: SamplingParams
     prompt_length: int
     history: bytes = b""
+    forced: bytes = b""
+
+    def forced_at(self, position: int) -> int:
+        """Return the token that is taken at `position` whatever is sampled, else SAMPLED."""
+        place = 4 * (position - self.prompt_length)
+        given = unpack(self.forced[place : place + 4])
+        return given[0] if given else SAMPLED
 
 
 class SlotDrop(msgspec.Struct, frozen=True):
@@ -139,14 +151,30 @@ class Traffic(msgspec.Struct, frozen=True):
     loaded_s: float = 0.0
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """How likely a token was at its place, and the likeliest ones there, the first one first.
+
+    Natural logarithms of the softmax, float32, of the model's own logits: before penalties, biases,
+    masks and temperature.
+    """
+
+    logprob: float
+    top: list[int] = []
+    top_logprobs: list[float] = []
+
+
 class StepResult(msgspec.Struct, frozen=True):
-    """What a step gave: per row a list of tokens (empty when the row does not sample)."""
+    """What a step gave: per row a list of tokens (empty when the row does not sample).
+
+    `logprobs` has, if any row asks for them, one for each of these tokens in the rows that ask.
+    """
 
     step: int
     tokens: list[list[int]]
     finite: list[bool]  # per row: False when a logit was NaN or infinite
     tickets: list[int]  # copies that have ended since the last result
     traffic: Traffic = Traffic()
+    logprobs: list[list[TokenLogprobs]] = []
 
 
 class KvGroup(msgspec.Struct, frozen=True):

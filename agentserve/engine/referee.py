@@ -19,7 +19,7 @@ from agentserve.engine.messages import (
     Submit,
     Tokens,
 )
-from agentserve.engine.oracle import oracle_next
+from agentserve.engine.oracle import oracle_logprobs, oracle_next
 from agentserve.engine.simworld import Computed, ToyCompiler, World
 
 
@@ -115,7 +115,15 @@ class Referee:
 
     def _see_tokens(self, event: Tokens) -> None:
         session = self._session(event.turn)
-        for token in event.tokens:
+        asked = session.turn.sampling.logprobs if session.turn is not None else None
+        many = 0 if asked is None else len(event.tokens)
+        expect(len(event.logprobs) == many, f"{event}: {many} log probabilities are asked for")
+        for place, token in enumerate(event.tokens):
+            if asked is not None:
+                hashed = oracle_next(session.tokens, self._world.vocab_size)
+                right = oracle_logprobs(hashed, token, asked, self._world.vocab_size)
+                expect(event.logprobs[place] == right, f"{event}: not {right}")
+                self.counts["log probabilities"] += 1
             expected = self._next_token(session)
             if token != expected:
                 where = f"turn {event.turn}, token {len(session.tokens)}"

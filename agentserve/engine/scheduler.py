@@ -276,8 +276,9 @@ class Scheduler:
         log, start = turn.sequence.log, turn.sequence.chain.length
         sampling = turn.command.sampling
         history = pack(log[:start]) if sampling.needs_history else b""
+        forced = b"" if sampling.logprobs is None else turn.command.force
         self._added.append(
-            SlotAdd(slot, turn.slot_generation, sampling, turn.prompt_length, history)
+            SlotAdd(slot, turn.slot_generation, sampling, turn.prompt_length, history, forced)
         )
         self._announce(turn)
 

@@ -23,7 +23,7 @@ from agentserve.config import EngineSettings
 from agentserve.engine.loop import Engine
 from agentserve.engine.messages import Cancel, Close, Fork, Hint, Inspect, Promote, Submit
 from agentserve.engine.oracle import OracleRunner
-from agentserve.engine.plan import pack
+from agentserve.engine.plan import SamplingParams, pack
 from agentserve.engine.referee import Referee, Reference, SimulationError, expect
 from agentserve.engine.simworld import FaultyRunner, ToyCompiler, ToyGrammar, World
 from agentserve.kv.chains import KvCache, KvShape
@@ -160,6 +160,7 @@ class Simulation:
             tokens=pack(new),
             namespace=session.namespace,
             max_tokens=max_tokens,
+            sampling=SamplingParams(logprobs=self.more.choice((None, None, None, 0, 3))),
             stop_ids=self.rng.sample(range(self.world.vocab_size), self.rng.randint(0, 1)),
             grammar=self._grammar(self.rng.choice((None, None, None, "even", "breaks:2"))),
             force=pack(self._tokens(0, 5)) if self.rng.random() < 0.3 else b"",

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentserve.engine.copier import Copier
 from agentserve.engine.oracle import OracleRunner, OracleStep, oracle_next
-from agentserve.engine.plan import Copy, Row, StepPlan, StepResult, Traffic, unpack
+from agentserve.engine.plan import Copy, Row, SlotAdd, StepPlan, StepResult, Traffic, unpack
 from agentserve.engine.sim import Simulation, main
 from agentserve.engine.simdevice import Event, Place, SimDevice
 from agentserve.engine.simworld import World
@@ -48,7 +48,7 @@ class SimRunner(OracleRunner):
         self._copier = Copier(self.device)
         self._rng = rng
         self._world = world
-        self._tables: dict[int, tuple[int, list[list[int]]]] = {}  # slot -> generation, tables
+        self._tables: dict[int, tuple[SlotAdd, list[list[int]]]] = {}
 
     def launch(self, plan: StepPlan) -> SimStep:
         """Queue the plan's copies and rows."""
@@ -62,7 +62,8 @@ class SimRunner(OracleRunner):
         self._copier.submit(moves)
         for move in moves:
             self._moved[move.kind] += 1
-        step = SimStep(plan, [None] * len(plan.rows), [])
+        adds = [self._tables[row.slot][0] for row in plan.rows]
+        step = SimStep(plan, adds, [None] * len(plan.rows), [])
         tokens, offset = unpack(plan.tokens), 0
         for number, row in enumerate(plan.rows):
             self._queue_row(step, number, tokens[offset : offset + row.count])
@@ -95,7 +96,7 @@ class SimRunner(OracleRunner):
             tickets += [ticket] * (0 if lost else 1 + twice)
         size = self.info.groups[0].block_bytes
         moved = Traffic(self._moved["save"] * size, 0.0, self._moved["load"] * size, 0.0)
-        return StepResult(plan.step, handle.tokens, handle.finite, tickets, moved)
+        return StepResult(plan.step, handle.tokens, handle.finite, tickets, moved, handle.logprobs)
 
     def _queue_row(self, step: SimStep, number: int, tokens: "array[int]") -> None:
         row = step.plan.rows[number]
@@ -123,12 +124,12 @@ class SimRunner(OracleRunner):
 
     def _update_tables(self, plan: StepPlan) -> None:
         for drop in plan.dropped:
-            if self._tables.pop(drop.slot)[0] != drop.generation:
+            if self._tables.pop(drop.slot)[0].generation != drop.generation:
                 raise ValueError(f"slot {drop.slot} is dropped under a stale generation")
         for add in plan.added:
             if add.slot in self._tables:
                 raise ValueError(f"slot {add.slot} is added twice")
-            self._tables[add.slot] = (add.generation, [[] for _ in self.info.groups])
+            self._tables[add.slot] = (add, [[] for _ in self.info.groups])
         for append in plan.appended:
             self._tables[append.slot][1][append.group].extend(append.blocks)
 

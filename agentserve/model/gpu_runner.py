@@ -13,13 +13,14 @@ import torch
 from agentserve_kernels.tensors import Workspace
 from numpy.typing import NDArray
 
-from agentserve.engine.plan import StepPlan, StepResult
+from agentserve.engine.plan import MOST_LOGPROBS, StepPlan, StepResult, TokenLogprobs
 from agentserve.model.accelerator import Event, open_accelerator
 from agentserve.model.batch import build_step
 from agentserve.model.decoder import Decoder
 from agentserve.model.gpu_forward import GpuForward, inputs, longest_chunk, step_arrays
 from agentserve.model.gpu_sampler import NO_TOKEN, GpuSampler
 from agentserve.model.graphs import DecodeGraphs, is_plain_decode
+from agentserve.model.logprobs import read_rows
 from agentserve.model.runner import runner_info, table_width
 from agentserve.model.slots import Slots
 from agentserve.model.tiers import KvTiers
@@ -27,16 +28,21 @@ from agentserve.model.upload import Packed, Uploader
 
 STEP_TOKENS = 2048  # enough for products at full speed, few enough for those who wait for a token
 IN_FLIGHT = 2  # steps whose tokens are on their way, at depth 1
+ROW = 2 + 2 * MOST_LOGPROBS  # int32: a token, its log probability, the likeliest and theirs
 
 
 @dataclass
 class _Handle:
-    """A launched step: logits of its sampling rows, and where its tokens arrive on the host."""
+    """A launched step: logits of its sampling rows, and where its tokens arrive on the host.
+
+    Behind them arrive the log probabilities of the rows in `asked`, as many of the likeliest each.
+    """
 
     plan: StepPlan
     packed: Packed
     logits: torch.Tensor | None
-    tokens: torch.Tensor | None = None
+    asked: dict[int, int]
+    arrived: torch.Tensor | None = None
     ended: Event | None = None
 
 
@@ -73,7 +79,7 @@ class GpuRunner:
         if self._graphs is not None:
             self._graphs.capture()
         self._arrivals = [
-            torch.empty(max_slots, dtype=torch.int32, pin_memory=accelerator.page_locks)
+            torch.empty(max_slots * ROW, dtype=torch.int32, pin_memory=accelerator.page_locks)
             for _ in range(IN_FLIGHT)
         ]
         more = {"depth": 1, "step_tokens": STEP_TOKENS}
@@ -93,7 +99,7 @@ class GpuRunner:
         arrays = self._sampler.arrays(plan)
         arrays |= {"table_places": writes.places, "table_blocks": writes.blocks}
         if not plan.rows:
-            return _Handle(plan, self._prepared(arrays), None)
+            return _Handle(plan, self._prepared(arrays), None, {})
         tokens = np.frombuffer(plan.tokens, np.int32)
         step = build_step(plan.rows, tokens, self._slots.tables, self.info.block_size)
         if self._graphs is not None and is_plain_decode(plan.rows):
@@ -102,7 +108,7 @@ class GpuRunner:
         else:
             packed = self._prepared(step_arrays(step) | arrays)
             logits = self._run(packed, longest_chunk(step))
-        return _Handle(plan, packed, logits)
+        return _Handle(plan, packed, logits, self._sampler.asked(plan))
 
     @torch.inference_mode()
     def sample(self, handle: _Handle, masks: dict[int, Any]) -> None:
@@ -111,22 +117,39 @@ class GpuRunner:
             order = [index for index, row in enumerate(handle.plan.rows) if row.sample]
             places = {place: masks[index] for place, index in enumerate(order) if index in masks}
             tokens = self._sampler.draw(handle.logits, handle.packed, places)
+            given = tokens
+            if handle.asked:
+                most = max(handle.asked.values())
+                beside = self._sampler.logprobs(handle.logits, tokens, handle.packed, most)
+                given = torch.cat((tokens, beside.view(-1)))
             arrival = self._arrivals.pop(0)
             self._arrivals.append(arrival)
-            handle.tokens = arrival[: len(order)]
-            handle.tokens.copy_(tokens, non_blocking=True)
+            handle.arrived = arrival[: given.shape[0]]
+            handle.arrived.copy_(given, non_blocking=True)
         handle.ended = self._accelerator.record()
 
     def collect(self, handle: _Handle) -> StepResult:
         """Wait for the step; a row whose logits were not finite, or all barred, has no token."""
         assert handle.ended is not None, "sample comes before collect"
         handle.ended.synchronize()
-        drawn = iter([] if handle.tokens is None else handle.tokens.tolist())
-        tokens = [[next(drawn)] if row.sample else [] for row in handle.plan.rows]
+        rows = handle.plan.rows
+        arrived = np.empty(0, np.int32) if handle.arrived is None else handle.arrived.numpy()
+        drawn = iter(arrived[: sum(row.sample for row in rows)].tolist())
+        tokens = [[next(drawn)] if row.sample else [] for row in rows]
         finite = [given != [NO_TOKEN] for given in tokens]
         tokens = [given if good else [] for given, good in zip(tokens, finite, strict=True)]
         tickets, traffic = self._tiers.ended(handle.plan)
-        return StepResult(handle.plan.step, tokens, finite, tickets, traffic)
+        logprobs = self._logprobs(handle, arrived)
+        return StepResult(handle.plan.step, tokens, finite, tickets, traffic, logprobs)
+
+    def _logprobs(self, handle: _Handle, arrived: NDArray[np.int32]) -> list[list[TokenLogprobs]]:
+        """Return what the rows have that ask for it, nothing at all when none does."""
+        if not handle.asked:
+            return []
+        rows = handle.plan.rows
+        beside = arrived[sum(row.sample for row in rows) :].reshape(len(handle.asked), -1)
+        read = dict(zip(handle.asked, read_rows(beside, [*handle.asked.values()]), strict=True))
+        return [[read[index]] if index in read else [] for index in range(len(rows))]
 
     def _prepared(self, arrays: Mapping[str, NDArray[Any]]) -> Packed:
         """Queue the arrays' copy and what the tables and the sampler do with it."""

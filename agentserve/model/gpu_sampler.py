@@ -13,8 +13,9 @@ from agentserve_kernels.gpu.sampling import sample
 from agentserve_kernels.gpu.sampling_rows import DTYPES, SamplingRows
 from numpy.typing import NDArray
 
-from agentserve.engine.plan import Row, SamplingParams, SlotAdd, StepPlan
+from agentserve.engine.plan import Row, SlotAdd, StepPlan
 from agentserve.model.accelerator import Accelerator
+from agentserve.model.logprobs import logprob_rows
 from agentserve.model.sampler import allowed_words
 from agentserve.model.upload import Packed, Uploader
 
@@ -38,7 +39,7 @@ class GpuSampler:
         self._device = accelerator.device
         self._upload = Uploader(accelerator)
         self._columns = {name: np.zeros(max_slots, kind) for name, kind in FILTERS.items()}
-        self._params: dict[int, SamplingParams] = {}
+        self._slots: dict[int, SlotAdd] = {}
         self._prompts: dict[int, int] = {}  # their lengths, of slots that are penalised
         self._opened: list[_Counted] = []  # histories that are not counted yet
         # One more than there are slots: rows that only fill a batch are of that one.
@@ -49,7 +50,7 @@ class GpuSampler:
     def open(self, add: SlotAdd) -> None:
         """Take note of how the slot's new sequence is sampled."""
         slot, params = add.slot, add.sampling
-        self._params[slot] = params
+        self._slots[slot] = add
         for name in FILTERS:
             value = getattr(params, name)
             self._columns[name][slot] = _signed(value) if name == "seed" else value
@@ -66,7 +67,7 @@ class GpuSampler:
         ends = np.array([row.start + row.count for row in rows], np.int64)
         arrays: dict[str, NDArray[Any]] = {n: column[slots] for n, column in self._columns.items()}
         arrays |= {"position": ends, "sampled_slots": slots}
-        return arrays | self._counted(plan) | self._adjusted(rows)
+        return arrays | self._counted(plan) | self._adjusted(rows) | self._asked(rows)
 
     def begin(self, packed: Packed) -> None:
         """Count the tokens of the plan, before its forward pass; see `known` for SAMPLED."""
@@ -102,6 +103,38 @@ class GpuSampler:
         self._last.index_copy_(0, packed["sampled_slots"], tokens.long())
         return tokens
 
+    def asked(self, plan: StepPlan) -> dict[int, int]:
+        """Return how many log probabilities the rows of the plan want that ask for them."""
+        wanted = {
+            index: self._slots[row.slot].sampling.logprobs
+            for index, row in enumerate(plan.rows)
+            if row.sample
+        }
+        return {index: count for index, count in wanted.items() if count is not None}
+
+    def logprobs(
+        self, logits: torch.Tensor, tokens: torch.Tensor, packed: Packed, most: int
+    ) -> torch.Tensor:
+        """Return `logprob_rows` of the rows that ask, for the tokens that are taken.
+
+        logits: [S, vocab], with at most `most` of the likeliest; tokens: int32 [S], as drawn.
+        """
+        rows, forced = packed["logprob_rows"], packed["logprob_forced"]
+        taken = torch.where(forced < 0, tokens[rows].long(), forced).clamp_min(0)
+        return logprob_rows(logits[rows], taken, most)
+
+    def _asked(self, rows: list[Row]) -> dict[str, NDArray[Any]]:
+        """Return which of the sampled rows ask for log probabilities, and their forced tokens."""
+        asking = [
+            (index, self._slots[row.slot].forced_at(row.start + row.count))
+            for index, row in enumerate(rows)
+            if self._slots[row.slot].sampling.logprobs is not None
+        ]
+        return {
+            "logprob_rows": np.array([index for index, _ in asking], np.int64),
+            "logprob_forced": np.array([token for _, token in asking], np.int64),
+        }
+
     def _counted(self, plan: StepPlan) -> dict[str, NDArray[Any]]:
         """Return the tokens to be counted: those of this step's rows, and histories."""
         entries = list(self._opened)
@@ -124,11 +157,11 @@ class GpuSampler:
     def _adjusted(self, rows: list[Row]) -> dict[str, NDArray[Any]]:
         """Return which of the sampled rows have penalties and biases, and these."""
         penalised = [index for index, row in enumerate(rows) if row.slot in self._prompts]
-        params = [self._params[rows[index].slot] for index in penalised]
+        params = [self._slots[rows[index].slot].sampling for index in penalised]
         biases = [
             (index * self._vocab + token, value)
             for index, row in enumerate(rows)
-            for token, value in self._params[row.slot].logit_bias.items()
+            for token, value in self._slots[row.slot].sampling.logit_bias.items()
         ]
         return {
             "penalised_rows": np.array(penalised, np.int64),

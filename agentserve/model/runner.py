@@ -10,16 +10,18 @@ import torch
 from numpy.typing import NDArray
 
 from agentserve.engine.plan import (
+    SAMPLED,
     KvGroup,
     Row,
     RunnerInfo,
-    SamplingParams,
     SlotAdd,
     StepPlan,
     StepResult,
+    TokenLogprobs,
 )
 from agentserve.model.batch import build_step
 from agentserve.model.decoder import Decoder
+from agentserve.model.logprobs import token_logprobs
 from agentserve.model.sampler import TokenCounts, sample
 from agentserve.model.slots import Slots
 from agentserve.model.tiers import KvTiers
@@ -30,7 +32,7 @@ from agentserve.model.weights import weight_files
 class _Sampling:
     """How a running sequence is sampled."""
 
-    params: SamplingParams
+    add: SlotAdd
     counts: TokenCounts | None
 
 
@@ -42,6 +44,7 @@ class _Handle:
     logits: NDArray[np.float32]
     tokens: list[list[int]] = field(default_factory=list)
     finite: list[bool] = field(default_factory=list)
+    logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
 
 
 def model_identity(directory: Path, dtype: torch.dtype) -> str:
@@ -126,26 +129,32 @@ class TorchRunner:
         """Draw one token for each row that asks for it; see `plan.Runner.sample`."""
         sampled = 0
         for index, row in enumerate(handle.plan.rows):
-            tokens, finite = [], True
+            tokens, finite = list[int](), True
+            logprobs = list[TokenLogprobs]()
             if row.sample:
-                token = self._draw(handle.logits[sampled], row, masks.get(index))
+                logits = handle.logits[sampled]
+                token = self._draw(logits, row, masks.get(index))
                 sampled += 1
                 finite = token is not None
-                tokens = [] if token is None else [token]
+                if token is not None:
+                    tokens, logprobs = [token], self._logprobs(logits, row, token)
             handle.tokens.append(tokens)
             handle.finite.append(finite)
+            handle.logprobs.append(logprobs)
 
     def collect(self, handle: _Handle) -> StepResult:
         """Return what the step gave; a row without a finite logit has no token."""
         tickets, traffic = self._tiers.ended(handle.plan)
-        return StepResult(handle.plan.step, handle.tokens, handle.finite, tickets, traffic)
+        return StepResult(
+            handle.plan.step, handle.tokens, handle.finite, tickets, traffic, handle.logprobs
+        )
 
     def _opened(self, add: SlotAdd) -> _Sampling:
         counts = None
         if add.sampling.needs_history:
             counts = TokenCounts(self.info.vocab_size, add.prompt_length)
             counts.add(np.frombuffer(add.history, np.int32), 0)
-        return _Sampling(add.sampling, counts)
+        return _Sampling(add, counts)
 
     def _count_tokens(self, rows: list[Row], tokens: NDArray[np.int32]) -> None:
         first = 0
@@ -160,4 +169,13 @@ class TorchRunner:
             return None
         how = self._sampling[row.slot]
         position = row.start + row.count
-        return sample(logits, how.params, position, counts=how.counts, mask=mask)
+        return sample(logits, how.add.sampling, position, counts=how.counts, mask=mask)
+
+    def _logprobs(self, logits: NDArray[np.float32], row: Row, token: int) -> list[TokenLogprobs]:
+        """Return those of the token that is taken, if the row asks for them."""
+        add = self._sampling[row.slot].add
+        if add.sampling.logprobs is None:
+            return []
+        forced = add.forced_at(row.start + row.count)
+        taken = token if forced == SAMPLED else forced
+        return [token_logprobs(logits, taken, add.sampling.logprobs)]

@@ -43,7 +43,9 @@ class DialectRoutes:
         answer_id, created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
         if not asked.stream:
             ended = await turns.end(request, going)
-            body = chat_answer.whole(answer_id, asked.model, created, ended)
+            body = chat_answer.whole(
+                answer_id, asked.model, created, ended, with_logprobs=asked.logprobs
+            )
             return turns.whole(going, ended, body)
         options = asked_for.stream_options
         counted = options is not None and options.include_usage is True

@@ -81,6 +81,21 @@ class Ledger:
         """Return how many ids end at or before `position`."""
         return bisect_right(self._ends, position)
 
+    def ids_within(self, begin: int, end: int) -> list[int]:
+        """Return the places of the ids that gave any part of the characters begin to end - 1."""
+        places: list[int] = []
+        for place in range(bisect_right(self._ends, begin), self.count):
+            start = self._begin(place)
+            if start >= end:
+                break
+            if start < self._ends[place]:
+                places.append(place)
+        return places
+
+    def _begin(self, place: int) -> int:
+        """Return where the characters of an id begin, also when it began inside of one."""
+        return self._ends[place - 1] - self._inside[place - 1] if place else 0
+
     def next_word(self, position: int) -> int:
         """Return the place of the first character from `position` on that is not white space."""
         rest = "".join(self._parts)[position:]

@@ -1,6 +1,6 @@
 """Items and events from what the scanner finds."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +9,7 @@ from agentserve import wire
 from agentserve.sessions.schemas import SchemaChecker
 
 MOST_CALLS = 128  # of a message; a model that still goes on calls without end
+Pieces = Sequence[tuple[int, str]]  # text, and where it begins in the stream
 _WHITE = " \t\r\n"
 
 
@@ -16,6 +17,7 @@ class Emitter:
     """Makes items and events of what the scanner finds.
 
     White space beside calls and reasoning belongs to nobody; text that stands alone keeps its own.
+    `logprobs` returns the log probabilities of what is shown as text, and is asked in its order.
     """
 
     def __init__(
@@ -24,6 +26,7 @@ class Emitter:
         mint_call: Callable[[], str],
         mint_item: Callable[[], str],
         parallel: bool,
+        logprobs: Callable[[Pieces], list[wire.TokenLogprob]] = lambda pieces: [],
     ) -> None:
         self.items: list[wire.OutputItem] = []
         self.reasoning_end_at = 0
@@ -31,12 +34,14 @@ class Emitter:
         self._checker = SchemaChecker(tools)
         self._mint_call = mint_call
         self._mint_item = mint_item
+        self._logprobs_of = logprobs
         self._calls_left = MOST_CALLS if parallel else 1
         self._events: list[wire.Event] = []
         self._kind = ""  # of the open item: "text", "reasoning", "call" or none
         self._id = self._call_id = ""
         self._parts: list[str] = []
-        self._space: list[str] = []  # white space that is held back
+        self._logprobs: list[wire.TokenLogprob] = []  # of the open item
+        self._space: list[tuple[int, str]] = []  # white space that is held back
         self._trim = False  # white space that comes next belongs to nobody
 
     def take_events(self) -> list[wire.Event]:
@@ -44,21 +49,21 @@ class Emitter:
         events, self._events = self._events, []
         return events
 
-    def text(self, text: str) -> None:
-        """Take more text."""
-        if visible := self._visible(text, trim=self._trim):
+    def text(self, text: str, position: int) -> None:
+        """Take more text, which begins at `position`."""
+        if pieces := self._visible(text, position, trim=self._trim):
             if self._kind != "text":
                 self._open("text")
                 self._start(wire.TextOut(self._id, ""))
-            self._parts.append(visible)
-            self._events.append(wire.TextDelta(len(self.items), visible))
+            self._show(pieces)
 
-    def reasoning(self, text: str) -> None:
-        """Take more reasoning."""
-        if visible := self._visible(text, trim=True):
+    def reasoning(self, text: str, position: int) -> None:
+        """Take more reasoning, which begins at `position`."""
+        if pieces := self._visible(text, position, trim=True):
             if self._kind != "reasoning":
                 self._open("reasoning")
                 self._start(wire.ReasoningOut(self._id, ""))
+            visible = _joined(pieces)
             self._parts.append(visible)
             self._events.append(wire.ReasoningDelta(len(self.items), visible))
 
@@ -114,26 +119,34 @@ class Emitter:
     def close(self) -> None:
         """Finish the open item; the white space at the very end is part of the text."""
         if self._kind == "text" and self._space:
-            space = "".join(self._space)
-            self._parts.append(space)
-            self._events.append(wire.TextDelta(len(self.items), space))
+            self._show(self._space)
         self._finish_text()
 
-    def _visible(self, text: str, *, trim: bool) -> str:
+    def _show(self, pieces: Pieces) -> None:
+        """Add to the open text."""
+        if visible := _joined(pieces):
+            logprobs = self._logprobs_of(pieces)
+            self._parts.append(visible)
+            self._logprobs += logprobs
+            self._events.append(wire.TextDelta(len(self.items), visible, logprobs))
+
+    def _visible(self, text: str, position: int, *, trim: bool) -> Pieces:
         """Return the text without the white space at its end, which is held back."""
         visible = text.rstrip(_WHITE)
-        after = text[len(visible) :]
+        after = (position + len(visible), text[len(visible) :])
         if not visible:
             self._space.append(after)
-            return ""
-        visible = "".join((*self._space, visible))
-        self._space = [after]
-        return visible.lstrip(_WHITE) if trim and not self._kind else visible
+            return ()
+        before, self._space = self._space, [after]
+        if not trim or self._kind:
+            return *before, (position, visible)
+        trimmed = visible.lstrip(_WHITE)
+        return ((position + len(visible) - len(trimmed), trimmed),)
 
     def _open(self, kind: str) -> None:
         self._kind = kind
         self._id = self._mint_item()
-        self._parts = []
+        self._parts, self._logprobs = [], []
 
     def _start(self, item: wire.OutputItem) -> None:
         self._events.append(wire.ItemStarted(len(self.items), item))
@@ -146,7 +159,7 @@ class Emitter:
     def _finish_text(self) -> None:
         """Close open text or reasoning; the white space after it belongs to nobody."""
         if self._kind == "text":
-            self._done(wire.TextOut(self._id, "".join(self._parts)))
+            self._done(wire.TextOut(self._id, "".join(self._parts), self._logprobs))
         elif self._kind == "reasoning":
             self._done(wire.ReasoningOut(self._id, "".join(self._parts)))
         self._space, self._trim = [], True
@@ -155,3 +168,7 @@ class Emitter:
         self._events.append(wire.ItemDone(len(self.items), item))
         self.items.append(item)
         self._kind = ""
+
+
+def _joined(pieces: Pieces) -> str:
+    return "".join(text for _, text in pieces)

@@ -4,11 +4,15 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
+from msgspec.structs import replace
+
 from agentserve.clock import Clock
 from agentserve.errors import Overloaded
+from agentserve.sessions.logprobs import without_logprobs
 from agentserve.wire import (
     ErrorEvent,
     Event,
+    ItemDone,
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
@@ -19,6 +23,7 @@ from agentserve.wire import (
 
 EVENT_BUFFER_BYTES = 1 << 20  # of one turn; a reader that is further behind is dropped
 _EVENT_BYTES = 96  # an event without its text
+_LOGPROB_BYTES = 256  # one token with its text and bytes
 
 
 class FellBehind(Overloaded):
@@ -116,9 +121,24 @@ class TurnHandle:
 
 
 def _size(event: Event) -> int:
-    if isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
+    """Return about what an event takes; log probabilities count where they come first."""
+    if isinstance(event, TextDelta):
+        told = sum(1 + len(one.top) for one in event.logprobs)
+        return _EVENT_BYTES + len(event.delta) + told * _LOGPROB_BYTES
+    if isinstance(event, ReasoningDelta | ToolCallDelta):
         return _EVENT_BYTES + len(event.delta)
-    return _EVENT_BYTES + len(encode(event))
+    return _EVENT_BYTES + len(encode(_bare(event)))
+
+
+def _bare(event: Event) -> Event:
+    """Return an event without what it shares with the deltas before it."""
+    if isinstance(event, ItemDone):
+        (item,) = without_logprobs([event.item])
+        return replace(event, item=item)
+    if isinstance(event, TurnDone):
+        turn = event.turn
+        return replace(event, turn=replace(turn, output=without_logprobs(turn.output)))
+    return event
 
 
 def finished_handle(turn: Turn, clock: Clock) -> TurnHandle:

@@ -1,10 +1,13 @@
 """What a turn generates: token ids in, items and events out, the same streamed and unstreamed."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 
 from agentserve import wire
+from agentserve.engine.plan import TokenLogprobs
 from agentserve.sessions.cut import Ledger, StopFinder
 from agentserve.sessions.emitter import Emitter
+from agentserve.sessions.logprobs import Logprobs
 from agentserve.sessions.scan import Scanner
 from agentserve.sessions.tokenizer import Detokenizer, Tokenizer
 from agentserve.sessions.toolformat import ToolFormat
@@ -37,7 +40,9 @@ class OutputStream:
         self.tail = ""
         self._ledger = Ledger(Detokenizer(tokenizer))
         self._stop = StopFinder(stop)
-        self._emitter = Emitter(tools, mint_call, mint_item, parallel and not format.one_call)
+        self._logprobs = Logprobs(tokenizer, self._ledger)
+        parallel = parallel and not format.one_call
+        self._emitter = Emitter(tools, mint_call, mint_item, parallel, self._logprobs.take)
         self._scanner = Scanner(
             format, tools, self._emitter, tools_on=tools_on, in_reasoning=in_reasoning
         )
@@ -61,11 +66,16 @@ class OutputStream:
         end = self._emitter.reasoning_end_at
         return self._ledger.ids_before(self._ledger.next_word(end)) if end else 0
 
-    def push(self, ids: Sequence[int]) -> list[wire.Event]:
-        """Take generated ids (stop tokens excluded); return what they give to the client."""
-        for token in ids:
+    def push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> list[wire.Event]:
+        """Take generated ids (stop tokens excluded); return what they give to the client.
+
+        logprobs: one for each id, or none at all.
+        """
+        for token, beside in zip_longest(ids, logprobs):
             if self.stopped is not None:
                 break
+            if beside is not None:
+                self._logprobs.push(token, beside)
             self._scan(self._ledger.push(token))
         return self._emitter.take_events()
 

@@ -50,6 +50,7 @@ class Tokenizer:
         vocabulary = _vocabulary(pipeline["model"])
         controls = [_control(token) for token in added if _is_structure(token)]
         self._controls = {control.text: control for control in controls}
+        self._control_texts = {control.id: control.text for control in controls}
         self.controls = tuple(self._controls)
         self.control_ids = frozenset(control.id for control in controls)
         self._splitter = _any_of(self.controls)
@@ -127,7 +128,7 @@ class Tokenizer:
 
     def control_text(self, token: int) -> str:
         """Return the text of a structure token, "" for any other id."""
-        return next((c.text for c in self._controls.values() if c.id == token), "")
+        return self._control_texts.get(token, "")
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that `token` adds to the text."""

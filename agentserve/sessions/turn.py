@@ -13,6 +13,7 @@ from agentserve.engine.plan import pack
 from agentserve.errors import AgentserveError
 from agentserve.sessions.conversation import Call, Message
 from agentserve.sessions.items import output_calls
+from agentserve.sessions.logprobs import without_logprobs
 from agentserve.sessions.mirror import Ahead
 from agentserve.sessions.prompt import Fed, Prompt
 from agentserve.sessions.recomputed import closed_list, divide
@@ -162,7 +163,7 @@ class TurnRun:
         if not self.generated:
             self.timing.ttft = round((now - self.accepted_at) * 1000)
         self.generated.extend(event.tokens)
-        self._publish(self.output.push(event.tokens))
+        self._publish(self.output.push(event.tokens, event.logprobs))
         return self.output.stopped is not None
 
     def _publish(self, events: list[Event]) -> None:
@@ -298,7 +299,8 @@ class TurnRun:
     def _entry(
         self, items: list[OutputItem], messages: tuple[Message, ...], calls: tuple[Pending, ...]
     ) -> Entry:
-        return Entry(self.id, self.fed.items, tuple(items), messages, calls, self.fed.continues)
+        output = tuple(without_logprobs(items))
+        return Entry(self.id, self.fed.items, output, messages, calls, self.fed.continues)
 
     def _node(
         self, log: array[int], entry: Entry, anchor: Anchor | None, rest: tuple[int, bool]

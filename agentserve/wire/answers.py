@@ -12,11 +12,30 @@ class Response(msgspec.Struct):
     """Base of everything that the server answers; clients of an older version ignore new fields."""
 
 
-class TextOut(Response, tag="text"):
-    """Text of the model."""
+class TopLogprob(Response, gc=False):
+    """A token that was possible at a place, as text and as bytes, and its log probability.
+
+    Bytes that are no UTF-8 on their own are escaped in the text, as Python does.
+    """
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the text; `top` are the likeliest at its place, the likeliest first."""
+
+    top: list[TopLogprob] = []
+
+
+class TextOut(Response, tag="text", omit_defaults=True):
+    """Text of the model; `logprobs` of the tokens of which any part is shown, if asked for."""
 
     id: str
     text: str
+    logprobs: list[TokenLogprob] = []
 
 
 class ReasoningOut(Response, tag="reasoning"):

@@ -1,6 +1,15 @@
 """The events of a streamed turn; exactly one turn.done or error ends each stream."""
 
-from agentserve.wire.answers import ErrorBody, OutputItem, Recomputed, Response, Turn
+import msgspec
+
+from agentserve.wire.answers import (
+    ErrorBody,
+    OutputItem,
+    Recomputed,
+    Response,
+    TokenLogprob,
+    Turn,
+)
 
 
 class TurnQueued(Response, tag="turn.queued"):
@@ -32,11 +41,12 @@ class ItemStarted(Response, tag="item.started"):
     item: OutputItem
 
 
-class TextDelta(Response, tag="text.delta"):
-    """More text of item `index`."""
+class TextDelta(Response, tag="text.delta", omit_defaults=True):
+    """More text of item `index`; `logprobs` of the tokens that were not shown in part before."""
 
     index: int
     delta: str
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 
 
 class ReasoningDelta(Response, tag="reasoning.delta"):

@@ -93,6 +93,7 @@ class Sampling(Request, frozen=True, omit_defaults=True):
     frequency_penalty: Annotated[float, Meta(ge=-10.0, le=10.0)] | UnsetType = UNSET
     logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | UnsetType = UNSET
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | UnsetType = UNSET
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | UnsetType | None = UNSET  # null: none
     stop: (
         Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=16)]
         | UnsetType

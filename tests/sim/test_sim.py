@@ -30,6 +30,7 @@ def test_200_seeds_give_the_reference_tokens_and_leave_nothing_locked():
         "refusals",
         "cached",
         "ended by error",
+        "log probabilities",
         *COMPILING,
     ):
         assert total[what] > 0, f"no seed reached {what}"

@@ -1,10 +1,10 @@
 """Answers of chat completions: whole, and as a stream of chunks."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from agentserve import wire
-from agentserve.dialects.shown import Ended, More, Opened, Part, Step, text_of
+from agentserve.dialects.shown import Ended, More, Opened, Part, Step, logprobs, text_of
 
 REASONS = {
     "end": "stop",
@@ -16,7 +16,9 @@ REASONS = {
 }
 
 
-def whole(answer_id: str, model: str, created: int, ended: Ended) -> dict[str, Any]:
+def whole(
+    answer_id: str, model: str, created: int, ended: Ended, *, with_logprobs: bool = False
+) -> dict[str, Any]:
     """Return the body of an answer; `created` is in Unix seconds."""
     message: dict[str, Any] = {
         "role": "assistant",
@@ -31,10 +33,11 @@ def whole(answer_id: str, model: str, created: int, ended: Ended) -> dict[str, A
         message["tool_calls"] = calls
     elif message["content"] is None:
         message["content"] = ""
+    told = [one for part in ended.parts for one in part.logprobs]
     choice = {
         "index": 0,
         "message": message,
-        "logprobs": None,
+        "logprobs": _logprobs(told) if with_logprobs else None,
         "finish_reason": finish_reason(ended),
     }
     return {
@@ -77,8 +80,13 @@ async def chunks(
     if include_usage:
         head["usage"] = None
 
-    def frame(delta: dict[str, Any], reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def frame(
+        delta: dict[str, Any],
+        reason: str | None = None,
+        told: Sequence[wire.TokenLogprob] = (),
+    ) -> bytes:
+        beside = _logprobs(told) if told else None
+        choice = {"index": 0, "delta": delta, "logprobs": beside, "finish_reason": reason}
         return _data({**head, "choices": [choice]})
 
     yield frame({"role": "assistant", "content": "", "refusal": None})
@@ -90,7 +98,7 @@ async def chunks(
             begun["function"] = {"name": step.part.name, "arguments": ""}
             yield frame({"tool_calls": [begun]})
         elif isinstance(step, More):
-            yield frame(_delta(step, calls))
+            yield frame(_delta(step, calls), told=step.logprobs)
         elif isinstance(step, Ended):
             yield frame({}, finish_reason(step))
             if include_usage:
@@ -104,6 +112,10 @@ def _delta(step: More, calls: dict[int, int]) -> dict[str, Any]:
         return {"tool_calls": [more]}
     name = "content" if step.part.kind == "text" else "reasoning_content"
     return {name: step.delta}
+
+
+def _logprobs(told: Sequence[wire.TokenLogprob]) -> dict[str, Any]:
+    return {"content": logprobs(told), "refusal": None}
 
 
 def _call(part: Part) -> dict[str, Any]:

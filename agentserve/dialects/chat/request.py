@@ -80,7 +80,7 @@ def read(request: ChatRequest, served: str, *, strict: bool) -> Asked:
         turn=wire.TurnRequest(
             input=[],
             max_output_tokens=_limit(request),
-            sampling=common.sampling(request, request.stop),
+            sampling=common.sampling(request, request.stop, _logprobs(request)),
             tool_choice=choice,
             tools_allowed=allowed,
             parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -98,8 +98,14 @@ def read(request: ChatRequest, served: str, *, strict: bool) -> Asked:
 def _refuse(request: ChatRequest) -> None:
     if request.n not in (None, 1):
         raise InvalidRequest("one choice is generated: n is 1", param="n")
-    if request.logprobs or request.top_logprobs:
-        raise InvalidRequest("this server gives no log probabilities", param="logprobs")
+
+
+def _logprobs(request: ChatRequest) -> int | None:
+    """Return how many of the likeliest tokens are told beside each, None without any of it."""
+    count = common.top_logprobs(request.top_logprobs)
+    if count and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    return count if request.logprobs else None
 
 
 def _limit(request: ChatRequest) -> int | None:

@@ -1,12 +1,12 @@
 """The response object, and its stream of events."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from agentserve import wire
 from agentserve.dialects.asked import Asked
 from agentserve.dialects.responses.request import ResponsesRequest
-from agentserve.dialects.shown import Closed, Ended, More, Opened, Part, Step
+from agentserve.dialects.shown import Closed, Ended, More, Opened, Part, Step, logprobs
 from agentserve.errors import AgentserveError
 
 _UNFINISHED = ("max_tokens", "context_full")
@@ -39,7 +39,7 @@ def blank(answer_id: str, created: int, asked: Asked, request: ResponsesRequest)
         "text": {"format": {"type": "text"}} | (request.text or {}),
         "tool_choice": request.tool_choice or "auto",
         "tools": [_tool(tool) for tool in asked.tools],
-        "top_logprobs": 0,
+        "top_logprobs": request.top_logprobs or 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "presence_penalty": request.presence_penalty or 0.0,
         "frequency_penalty": request.frequency_penalty or 0.0,
@@ -169,7 +169,7 @@ class _Frames:
         if part.kind == "call":
             at = {"item_id": item(self._id, part)["id"], "output_index": part.index}
             return self("response.function_call_arguments.delta", **at, delta=step.delta)
-        at = self._place(part) | self._logprobs(part)
+        at = self._place(part) | self._logprobs(part, step.logprobs)
         return self(f"response.{_TEXT[part.kind]}.delta", **at, delta=step.delta)
 
     def closed(self, part: Part) -> list[bytes]:
@@ -182,7 +182,7 @@ class _Frames:
             at = self._place(part)
             kind = f"response.{_TEXT[part.kind]}.done"
             frames = [
-                self(kind, **at, **self._logprobs(part), text=part.text),
+                self(kind, **at, **self._logprobs(part, part.logprobs), text=part.text),
                 self("response.content_part.done", **at, part=_content(part)),
             ]
         ended = self("response.output_item.done", output_index=part.index, item=whole)
@@ -193,8 +193,8 @@ class _Frames:
         return {"item_id": name, "output_index": part.index, "content_index": 0}
 
     @staticmethod
-    def _logprobs(part: Part) -> dict[str, Any]:
-        return {"logprobs": []} if part.kind == "text" else {}
+    def _logprobs(part: Part, told: Sequence[wire.TokenLogprob]) -> dict[str, Any]:
+        return {"logprobs": logprobs(told)} if part.kind == "text" else {}
 
 
 def failure_frame(response: dict[str, Any], error: AgentserveError) -> bytes:
@@ -210,7 +210,8 @@ def failure_frame(response: dict[str, Any], error: AgentserveError) -> bytes:
 def _content(part: Part) -> dict[str, Any]:
     if part.kind == "reasoning":
         return {"type": "reasoning_text", "text": part.text}
-    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
+    told = logprobs(part.logprobs)
+    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": told}
 
 
 def _tool(tool: wire.Tool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from agentserve.dialects.asked import (
 from agentserve.dialects.content import string, system_text, text_of
 from agentserve.errors import InvalidRequest
 
+LOGPROBS = "message.output_text.logprobs"  # to be named in `include`
 _SYSTEM = ("system", "developer")
 
 
@@ -86,7 +87,7 @@ def read(
         turn=wire.TurnRequest(
             input=[],
             max_output_tokens=common.limit(request.max_output_tokens, "max_output_tokens"),
-            sampling=common.sampling(request, request.stop),
+            sampling=common.sampling(request, request.stop, _logprobs(request)),
             tool_choice=choice,
             tools_allowed=allowed,
             parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -107,10 +108,15 @@ def _refuse(request: ResponsesRequest) -> None:
         raise InvalidRequest(
             "conversations are not kept here; use previous_response_id", param="conversation"
         )
-    if request.top_logprobs:
-        raise InvalidRequest("this server gives no log probabilities", param="top_logprobs")
     if request.background and request.store is False:
         raise InvalidRequest("a response in the background is stored", param="store")
+
+
+def _logprobs(request: ResponsesRequest) -> int | None:
+    """Return how many of the likeliest tokens are told beside each, None without any of it."""
+    count = common.top_logprobs(request.top_logprobs)
+    included = isinstance(request.include, list) and LOGPROBS in request.include
+    return count if included or count else None
 
 
 def leading(request: ResponsesRequest, warnings: list[str]) -> list[str]:

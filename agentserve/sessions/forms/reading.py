@@ -17,11 +17,11 @@ NO_NAME = "the call has no name"
 class Sink(Protocol):
     """What the scan reports to, in order. Positions count characters of the whole stream."""
 
-    def text(self, text: str) -> None:
-        """Take more text."""
+    def text(self, text: str, position: int) -> None:
+        """Take more text, which begins at `position`."""
 
-    def reasoning(self, text: str) -> None:
-        """Take more reasoning."""
+    def reasoning(self, text: str, position: int) -> None:
+        """Take more reasoning, which begins at `position`."""
 
     def reasoning_end(self, position: int) -> None:
         """Close the reasoning; what follows it begins at `position`."""
@@ -68,16 +68,17 @@ class Reading:
         self._raw: list[str] = []
 
     def say(self, text: str) -> None:
-        """Report text, or reasoning while that is open."""
+        """Report text that was just taken, or reasoning while that is open."""
         if not text:
             return
         line = text[text.rfind("\n") + 1 :]
         self.blank_line = (self.blank_line or "\n" in text) and not line.strip()
         self.fresh = self.fresh and not text.strip()
+        position = self.window.position - len(text)
         if self.in_reasoning:
-            self.sink.reasoning(text)
+            self.sink.reasoning(text, position)
         else:
-            self.sink.text(text)
+            self.sink.text(text, position)
 
     def open_reasoning(self) -> None:
         """Say that reasoning begins here."""
