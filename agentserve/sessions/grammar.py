@@ -10,7 +10,7 @@ from agentserve.sessions.forms.form import schema_content
 from agentserve.sessions.schemas import validate_schema
 from agentserve.sessions.toolformat import ToolFormat
 
-__all__ = ["response_tag", "structural_tag", "validate_schema"]
+__all__ = ["response_tag", "structural_tag", "triggers", "validate_schema"]
 
 
 def structural_tag(
@@ -43,7 +43,7 @@ def structural_tag(
         free: dict[str, Any] = {
             "type": "triggered_tags",
             "triggers": found.triggers,
-            "tags": found.tags,
+            "tags": [*found.tags, *found.variants],
             "stop_after_first": one,
         }
         return _dump(_after_reasoning(free, format, in_reasoning))
@@ -55,6 +55,11 @@ def structural_tag(
         "stop_after_first": one,
     }
     return _dump(_after_reasoning(calls, format, in_reasoning))
+
+
+def triggers(tools: Sequence[wire.Tool], format: ToolFormat) -> list[str]:
+    """Return what opens a call of a constrained turn; without one of these, text is text."""
+    return format.constrain([(tool.name, {}) for tool in tools], one=False).triggers
 
 
 def response_tag(
@@ -77,7 +82,11 @@ def _after_reasoning(
     thought = {
         "type": "tag",
         "begin": "" if in_reasoning else opening,
-        "content": {"type": "any_text", "excludes": [closing]},
+        # A call in the reasoning would be none of the grammar's.
+        "content": {
+            "type": "any_text",
+            "excludes": [closing, *format.form.markers, *format.form.noise],
+        },
         "end": [closing + "\n\n", closing],
     }
     first = thought if in_reasoning else {"type": "optional", "content": thought}

@@ -31,6 +31,7 @@ class OutputStream:
         parallel: bool = True,
         tools_on: bool = True,
         in_reasoning: bool = False,
+        triggers: Sequence[str] = (),
     ) -> None:
         self.stopped: str | None = None
         self.kept = 0
@@ -39,7 +40,12 @@ class OutputStream:
         self._stop = StopFinder(stop)
         self._emitter = Emitter(tools, mint_call, mint_item, parallel and not format.one_call)
         self._scanner = Scanner(
-            format, tools, self._emitter, tools_on=tools_on, in_reasoning=in_reasoning
+            format,
+            tools,
+            self._emitter,
+            tools_on=tools_on,
+            in_reasoning=in_reasoning,
+            triggers=triggers,
         )
         self._end: int | None = None  # where the output was cut
 

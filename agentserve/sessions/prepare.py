@@ -9,7 +9,7 @@ from agentserve.config import ServerSettings
 from agentserve.engine.plan import RunnerInfo, pack
 from agentserve.errors import BadToolSchema, InvalidRequest
 from agentserve.sessions import compilable, sampling
-from agentserve.sessions.grammar import response_tag, structural_tag, validate_schema
+from agentserve.sessions.grammar import response_tag, structural_tag, triggers, validate_schema
 from agentserve.sessions.ids import CallIds, prompt_call_id
 from agentserve.sessions.mirror import SubmitOptions
 from agentserve.sessions.output import OutputStream
@@ -62,12 +62,13 @@ class TurnPreparer:
         require_room(session, run.prompt, info, self._settings.reserve_output)
         if self._script is not None and generates and not force:
             force = self._scripted(self._script, run)
+        # What a script says is what the model says, right or wrong.
+        grammar = None if self._script else self._grammar(request, tools, in_reasoning)
         run.options = SubmitOptions(
             max_tokens=self._output_limit(run, info),
             stop_ids=list(self.text.tokenizer.stop_ids),
             sampling=params,
-            # What a script says is what the model says, right or wrong.
-            grammar=None if self._script else self._grammar(request, tools, in_reasoning),
+            grammar=grammar,
             force=force,
         )
         run.output = OutputStream(
@@ -80,6 +81,7 @@ class TurnPreparer:
             parallel=request.parallel_tool_calls,
             tools_on=bool(tools),
             in_reasoning=in_reasoning,
+            triggers=triggers(tools, self.text.format) if grammar else (),
         )
 
     def _output_limit(self, run: TurnRun, info: RunnerInfo) -> int:

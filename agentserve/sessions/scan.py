@@ -5,7 +5,7 @@ never looks back further than a call's opening, and it skips through text and st
 character that matters. What a call looks like is its form's business (`forms`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from agentserve import wire
 from agentserve.sessions.forms.reading import Reading, Sink
@@ -16,7 +16,10 @@ __all__ = ["Scanner", "Sink"]
 
 
 class Scanner:
-    """Scans one message. `tools` are the declared ones; without `tools_on` calls are text."""
+    """Scans one message. `tools` are the declared ones; without `tools_on` calls are text.
+
+    `triggers` are what opens calls for the grammar of the turn, if it has one.
+    """
 
     def __init__(
         self,
@@ -26,10 +29,11 @@ class Scanner:
         *,
         tools_on: bool = True,
         in_reasoning: bool = False,
+        triggers: Sequence[str] = (),
     ) -> None:
         self._form = format.form
         self._window = Window()
-        self._reading = Reading(self._window, sink, tools, calls_on=tools_on)
+        self._reading = Reading(self._window, sink, tools, calls_on=tools_on, triggers=triggers)
         self._think, self._unthink = format.reasoning or ("", "")
         self._opened = in_reasoning and bool(self._think)
         form = format.form
