@@ -32,6 +32,7 @@ class OutputStream:
         tools_on: bool = True,
         in_reasoning: bool = False,
         triggers: Sequence[str] = (),
+        openings: Sequence[str] = (),
     ) -> None:
         self.stopped: str | None = None
         self.kept = 0
@@ -46,6 +47,7 @@ class OutputStream:
             tools_on=tools_on,
             in_reasoning=in_reasoning,
             triggers=triggers,
+            openings=openings,
         )
         self._end: int | None = None  # where the output was cut
 
