@@ -117,16 +117,13 @@ def response_format(kind: Any, schema: Any, param: str) -> wire.ResponseFormat |
     raise InvalidRequest("the type is text, json_object or json_schema", param=param)
 
 
-def beside_tools(
-    form: wire.ResponseFormat | None, tools: list[wire.Tool], choice: Any, warnings: list[str]
+def beside_choice(
+    form: wire.ResponseFormat | None, choice: Any, warnings: list[str]
 ) -> wire.ResponseFormat | None:
-    """Return the constraint on an answer that may also be a call: none.
-
-    A turn has one grammar, and one for the answer alone would forbid every call.
-    """
-    if form is None or not tools or choice == "none":
+    """Return the constraint on the answer; a turn that must call has none."""
+    if form is None or choice in ("auto", "none"):
         return form
-    warnings.append("answer format not enforced beside tools")
+    warnings.append("answer format dropped: a call is required")
     return None
 
 

@@ -10,7 +10,7 @@ from agentserve.sessions.forms.form import list_content, schema_content
 from agentserve.sessions.schemas import validate_schema
 from agentserve.sessions.toolformat import ToolFormat
 
-__all__ = ["response_tag", "structural_tag", "validate_schema"]
+__all__ = ["openings", "response_tag", "structural_tag", "triggers", "validate_schema"]
 
 
 def structural_tag(
@@ -20,12 +20,14 @@ def structural_tag(
     parallel: bool = True,
     *,
     in_reasoning: bool = False,
+    answer: dict[str, Any] | None = None,
 ) -> str | None:
     """Return the constraint of a turn that may call `tools`; None when there is none.
 
-    "auto": free text until a call opens, then that call is constrained. "required", or a tool (by
-    name, or as NamedTool): a call from the first token on. All of it begins after the reasoning,
-    where the format has it; `in_reasoning`: the prompt has opened it.
+    "auto": free text until a call opens, then that call is constrained; with an `answer` (its
+    schema), calls or that. "required", or a tool (by name, or as NamedTool): a call from the first
+    token on. All of it begins after the reasoning, where the format has it; `in_reasoning`: the
+    prompt has opened it.
     """
     if isinstance(choice, wire.NamedTool) or choice not in ("auto", "none", "required"):
         name = choice.name if isinstance(choice, wire.NamedTool) else choice
@@ -39,16 +41,29 @@ def structural_tag(
         for tool in tools
     ]
     found = format.constrain(schemas, one=one)
-    if choice == "auto":
+    if choice == "auto" and answer is None:
         free: dict[str, Any] = {
             "type": "triggered_tags",
             "triggers": found.triggers,
-            "tags": found.tags,
+            "tags": [*found.tags, *found.variants],
             "stop_after_first": one,
         }
         return _dump(_after_reasoning(free, format, in_reasoning))
     calls = list_content(found.tags, found.separator, one=one)
+    if choice == "auto" and answer is not None:
+        calls = {"type": "or", "elements": [calls, schema_content(compilable(answer).schema)]}
     return _dump(_after_reasoning(calls, format, in_reasoning))
+
+
+def triggers(tools: Sequence[wire.Tool], format: ToolFormat) -> list[str]:
+    """Return what opens a call of a constrained turn; without one of these, text is text."""
+    return format.constrain([(tool.name, {}) for tool in tools], one=False).triggers
+
+
+def openings(tools: Sequence[wire.Tool], format: ToolFormat) -> list[str]:
+    """Return what a turn's calls begin with where all else is an answer of a schema."""
+    tags = format.constrain([(tool.name, {}) for tool in tools], one=False).tags
+    return [tag["begin"] for tag in tags]
 
 
 def response_tag(
@@ -71,7 +86,11 @@ def _after_reasoning(
     thought = {
         "type": "tag",
         "begin": "" if in_reasoning else opening,
-        "content": {"type": "any_text", "excludes": [closing]},
+        # A call in the reasoning would be none of the grammar's.
+        "content": {
+            "type": "any_text",
+            "excludes": [closing, *format.form.markers, *format.form.noise],
+        },
         "end": [closing + "\n\n", closing],
     }
     first = thought if in_reasoning else {"type": "optional", "content": thought}

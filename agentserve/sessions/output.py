@@ -34,6 +34,8 @@ class OutputStream:
         parallel: bool = True,
         tools_on: bool = True,
         in_reasoning: bool = False,
+        triggers: Sequence[str] = (),
+        openings: Sequence[str] = (),
     ) -> None:
         self.stopped: str | None = None
         self.kept = 0
@@ -44,7 +46,13 @@ class OutputStream:
         parallel = parallel and not format.one_call
         self._emitter = Emitter(tools, mint_call, mint_item, parallel, self._logprobs.take)
         self._scanner = Scanner(
-            format, tools, self._emitter, tools_on=tools_on, in_reasoning=in_reasoning
+            format,
+            tools,
+            self._emitter,
+            tools_on=tools_on,
+            in_reasoning=in_reasoning,
+            triggers=triggers,
+            openings=openings,
         )
         self._end: int | None = None  # where the output was cut
 

@@ -9,7 +9,13 @@ from agentserve.config import ServerSettings
 from agentserve.engine.plan import RunnerInfo, pack
 from agentserve.errors import BadToolSchema, InvalidRequest
 from agentserve.sessions import compilable, sampling
-from agentserve.sessions.grammar import response_tag, structural_tag, validate_schema
+from agentserve.sessions.grammar import (
+    openings,
+    response_tag,
+    structural_tag,
+    triggers,
+    validate_schema,
+)
 from agentserve.sessions.ids import CallIds, prompt_call_id
 from agentserve.sessions.mirror import SubmitOptions
 from agentserve.sessions.output import OutputStream
@@ -18,7 +24,7 @@ from agentserve.sessions.script import Script
 from agentserve.sessions.session import Session
 from agentserve.sessions.text import ModelText
 from agentserve.sessions.turn import TurnRun
-from agentserve.wire import NamedTool, ReasoningOut, ResponseFormat, Tool, TurnRequest
+from agentserve.wire import NamedTool, ReasoningOut, Tool, TurnRequest
 
 
 class TurnPreparer:
@@ -62,12 +68,13 @@ class TurnPreparer:
         require_room(session, run.prompt, info, self._settings.reserve_output)
         if self._script is not None and generates and not force:
             force = self._scripted(self._script, run, in_reasoning)
+        # What a script says is what the model says, right or wrong.
+        grammar = None if self._script else self._grammar(request, tools, in_reasoning)
         run.options = SubmitOptions(
             max_tokens=self._output_limit(run, info),
             stop_ids=list(self.text.tokenizer.stop_ids),
             sampling=params,
-            # What a script says is what the model says, right or wrong.
-            grammar=None if self._script else self._grammar(request, tools, in_reasoning),
+            grammar=grammar,
             force=force,
         )
         run.output = OutputStream(
@@ -80,6 +87,8 @@ class TurnPreparer:
             parallel=request.parallel_tool_calls,
             tools_on=bool(tools),
             in_reasoning=in_reasoning,
+            triggers=triggers(tools, self.text.format) if grammar else (),
+            openings=openings(tools, self.text.format) if wants_json(request) else (),
         )
 
     def _output_limit(self, run: TurnRun, info: RunnerInfo) -> int:
@@ -131,18 +140,18 @@ class TurnPreparer:
         return script.next(session.profile.system or "", text, in_reasoning=in_reasoning)
 
     def _grammar(self, request: TurnRequest, tools: list[Tool], in_reasoning: bool) -> str | None:
-        answer = request.response_format
-        if answer is not None and answer.type == "json_schema":
-            schema = answer_schema(answer)
-            return response_tag(schema, self.text.format, in_reasoning=in_reasoning)
+        answer = answer_schema(request)
         if not tools:
-            return None
+            if answer is None:
+                return None
+            return response_tag(answer, self.text.format, in_reasoning=in_reasoning)
         return structural_tag(
             tools,
             request.tool_choice,
             self.text.format,
             request.parallel_tool_calls,
             in_reasoning=in_reasoning,
+            answer=answer,
         )
 
 
@@ -167,13 +176,11 @@ def allowed_tools(session: Session, request: TurnRequest) -> list[Tool]:
         names = tuple(name for name in request.tools_allowed if names is None or name in names)
     allowed = [tool for name, tool in by_name.items() if names is None or name in names]
     choice = request.tool_choice
-    if request.response_format is not None and request.response_format.type == "json_schema":
-        if choice == "required" or isinstance(choice, NamedTool):
-            raise InvalidRequest(
-                "an answer of a response_format is not a call: leave out one of the two",
-                param="tool_choice",
-            )
-        return []
+    if wants_json(request) and choice not in ("auto", "none"):
+        raise InvalidRequest(
+            "an answer of a response_format is not a call: leave out one of the two",
+            param="tool_choice",
+        )
     if isinstance(choice, NamedTool):
         require_known({tool.name for tool in allowed}, [choice.name], "tool_choice")
         return [by_name[choice.name]]
@@ -182,8 +189,16 @@ def allowed_tools(session: Session, request: TurnRequest) -> list[Tool]:
     return [] if choice == "none" else allowed
 
 
-def answer_schema(answer: ResponseFormat) -> dict[str, Any]:
-    """Return the schema of a constrained answer. Raises InvalidRequest."""
+def wants_json(request: TurnRequest) -> bool:
+    """Whether the answer has a schema."""
+    return request.response_format is not None and request.response_format.type == "json_schema"
+
+
+def answer_schema(request: TurnRequest) -> dict[str, Any] | None:
+    """Return the schema of a constrained answer; None without one. Raises InvalidRequest."""
+    answer = request.response_format
+    if answer is None or answer.type != "json_schema":
+        return None
     if answer.schema is None:
         raise InvalidRequest("json_schema needs a schema", param="response_format.schema")
     try:

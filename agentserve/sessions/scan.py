@@ -5,7 +5,7 @@ never looks back further than a call's opening, and it skips through text and st
 character that matters. What a call looks like is its form's business (`forms`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from agentserve import wire
 from agentserve.sessions.forms.reading import Reading, Sink
@@ -16,9 +16,13 @@ __all__ = ["Scanner", "Sink"]
 
 
 class Scanner:
-    """Scans one message. `tools` are the declared ones; without `tools_on` calls are text."""
+    """Scans one message. `tools` are the declared ones; without `tools_on` calls are text.
 
-    def __init__(
+    `triggers` are what opens calls for the grammar of the turn, if it has one. With `openings`, a
+    message is calls if it begins with one of them after the reasoning; otherwise all of it is text.
+    """
+
+    def __init__(  # noqa: PLR0913 - a keyword for each thing that changes what is read
         self,
         format: ToolFormat,
         tools: Mapping[str, wire.Tool],
@@ -26,12 +30,16 @@ class Scanner:
         *,
         tools_on: bool = True,
         in_reasoning: bool = False,
+        triggers: Sequence[str] = (),
+        openings: Sequence[str] = (),
     ) -> None:
         self._form = format.form
         self._window = Window()
-        self._reading = Reading(self._window, sink, tools, calls_on=tools_on)
+        self._reading = Reading(self._window, sink, tools, calls_on=tools_on, triggers=triggers)
         self._think, self._unthink = format.reasoning or ("", "")
         self._opened = in_reasoning and bool(self._think)
+        self._thought = format.thought[:1] if format.thought else ()
+        self._openings = tuple(openings)
         form = format.form
         on = tools_on or form.always
         markers = (*form.markers, *form.noise) if on else ()
@@ -83,6 +91,9 @@ class Scanner:
         reading, window = self._reading, self._window
         yield from self._lead()
         while not reading.stopped:
+            if self._openings and not reading.in_reasoning and (yield from self._answers()):
+                yield from window.until(_NOTHING, reading.say)
+                return
             marker = yield from window.until(self._markers(), reading.say)
             if marker is None:
                 return
@@ -99,6 +110,14 @@ class Scanner:
                 if window.position == before:  # a reader's fault must not hang the server
                     self.stalled = True
                     reading.decline(marker)
+
+    def _answers(self) -> Wait[bool]:
+        """Whether what comes next is the answer, neither a call nor reasoning."""
+        at = yield from self._window.skip_space(0, _LEAD)
+        found = yield from self._window.starts(at, (*self._openings, *self._thought))
+        if found in self._openings:
+            self._openings = ()
+        return found is None
 
     def _markers(self) -> Markers:
         if self._reading.in_reasoning:
@@ -117,4 +136,5 @@ class Scanner:
             self._reading.open_start = 0
 
 
-_LEAD = 512  # characters of white space before reasoning
+_LEAD = 512  # characters of white space before reasoning, calls or an answer
+_NOTHING = Markers(())

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import itertools
 import json
 
 import family_templates
@@ -13,7 +14,7 @@ from session_rig import convert
 from agentserve import families, wire
 from agentserve.errors import InvalidRequest
 from agentserve.sessions.compose import Call, Conversation, Message
-from agentserve.sessions.grammar import structural_tag
+from agentserve.sessions.grammar import structural_tag, triggers
 from agentserve.sessions.toolformat import FORMATS, JSON, MISTRAL, MISTRAL_LIST, choose, detect
 
 INSTALLED = {
@@ -87,25 +88,26 @@ def test_content_never_changes_the_control_ids(name):
             assert controls(word) == plain, word
 
 
+GREP = wire.Tool(
+    "grep",
+    {
+        "type": "object",
+        "properties": {"pattern": {"type": "string"}, "limit": {"type": "integer"}},
+        "required": ["pattern"],
+    },
+)
+LS = wire.Tool("ls", {"type": "object", "properties": {}})
+TOOLS = {"grep": GREP, "ls": LS}
+
+
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
 def test_the_grammar_of_a_family_takes_its_calls_and_no_others(format, factory):
-    tools = [
-        wire.Tool(
-            "grep",
-            {
-                "type": "object",
-                "properties": {"pattern": {"type": "string"}, "limit": {"type": "integer"}},
-                "required": ["pattern"],
-            },
-        ),
-        wire.Tool("ls", {"type": "object", "properties": {}}),
-    ]
     good = [[("grep", {"pattern": "a b", "limit": 3})], [("ls", {})]]
     if not format.one_call:
         good.append([*good[0], *good[0]])
     bad = [[("grep", {"patern": "a"})], [("greb", {"pattern": "a"})], [("rm", {})]]
     for choice in ("auto", "required"):
-        spec = structural_tag(tools, choice, format)
+        spec = structural_tag([GREP, LS], choice, format)
         for calls in good:
             assert takes(factory, spec, format.form.write(calls)), (choice, calls)
         for calls in bad:
@@ -116,7 +118,7 @@ def test_the_grammar_of_a_family_takes_its_calls_and_no_others(format, factory):
 def factory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bytes")
     directory.joinpath("tokenizer.json").write_text(json.dumps(families.byte_pipeline("")))
-    directory.joinpath("generation_config.json").write_text('{"eos_token_id": [256]}')
+    directory.joinpath("generation_config.json").write_text(json.dumps({"eos_token_id": [STOP]}))
     compiler = Compiling(directory, 512)
     yield compiler
     compiler.close()
@@ -130,6 +132,76 @@ def takes(factory, spec, text):
             return False
         matcher.accept(byte)
     return True
+
+
+STOP = 256
+LOOSE = [
+    '{{"name": "{n}", "{k}": {{"patern": 1}}}}',
+    '{{"name":"{n}","{k}":{{"pattern":"x"}}}}',
+    '{{ "name": "{n}", "{k}": {{}}}}',
+    '{{\n"name": "{n}", "{k}": {{}}\n}}',
+    '{{\n  "name": "{n}",\n  "{k}": {{\n    "patern": 1\n  }}\n}}',
+    '{{   "name"  : "{n}", "{k}": {{"limit": "no"}}}}',
+    '{{\r\n"name":"{n}", "{k}": {{}}}}',
+    '<tool_call>{{"name": "{n}", "arguments": {{}}}}</tool_call>',
+    "<tool_call><function={n}><parameter=patern>x</parameter></function></tool_call>",
+    "<function={n}>\n<parameter=patern>\nx\n</parameter>\n</function>",
+    '<minimax:tool_call><invoke name="{n}"><parameter name="p">x</parameter></invoke>',
+    '<invoke name="{n}"><parameter name="p">x</parameter></invoke></minimax:tool_call>',
+    "<tool_call>{n}<arg_key>p</arg_key><arg_value>x</arg_value></tool_call>",
+    '[{n}(patern="x")]',
+    '<|python_tag|>{n}.call(patern="x")',
+    '<|python_tag|>{{"name": "{n}", "parameters": {{}}}}',
+    "[TOOL_CALLS]{n}[ARGS]{{}}[TOOL_CALLS]{n}{{}}",
+    '[TOOL_CALLS] [{{"name": "{n}", "arguments": {{}}}}]',
+    " to=functions.{n}<|channel|>commentary json<|message|>{{}}<|call|>",
+    " to={n} code<|message|>{{}}<|call|>",
+    "<|channel|>analysis to=functions.{n} code<|message|>{{}}<|call|>",
+    "<|channel|>a to={n} <|channel|>commentary to=functions.ls <|constrain|>json<|message|>{{}}",
+    "<|channel|>analysis<|message|>x<|channel|>commentary to={n}<|message|>{{}}<|call|>",
+    "<|start|>assistant<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{{}}",
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{{}}\n```<｜tool▁call▁end｜>",
+    "<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{{}}<｜tool▁call▁end｜>",
+    "<|tool_call_begin|>functions.{n}:0<|tool_call_argument_begin|>{{}}<|tool_call_end|>",
+]
+OTHERS = (STOP, *b'"}]>)<x0', *range(256))  # what is said for a byte that is not allowed
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
+def test_what_is_read_as_a_call_in_a_constrained_turn_is_a_valid_one(format, factory):
+    spec = structural_tag([GREP, LS], "auto", format)
+    opening = triggers([GREP, LS], format)
+    right = format.form.write([("grep", {"pattern": "x"})])
+    frames = (("", "\n"), *filter(None, [format.reasoning]))
+    calls = free = 0
+    for loose, name in itertools.product(LOOSE, ("grep", "Italy")):
+        text = loose.format(n=name, k=getattr(format.form, "key", "parameters"))
+        for before, after in frames:
+            said = constrained(factory, spec, before + text + after + "\n" + right)
+            scanned = Scanned(format, [said], tools=TOOLS, triggers=opening)
+            made = [item for item in scanned.items if isinstance(item, wire.ToolCallOut)]
+            assert not any(call.schema_errors for call in made), said
+            calls += len(made)
+            wrong = Scanned(format, [before + text + after], tools=TOOLS).items
+            free += any(getattr(item, "schema_errors", None) for item in wrong)
+    assert calls > 5
+    assert free > 1  # the same texts hold wrong calls where no grammar is
+
+
+def constrained(factory, spec, text, most=400):
+    """Return what a model says that would say `text`, and then end, if the grammar let it."""
+    matcher, said = factory.compile(spec), bytearray()
+    wanted = iter(text.encode())
+    while len(said) < most:
+        mask = matcher.mask()
+        byte = next(wanted, STOP)
+        if mask is not None and not mask[byte // 8] >> byte % 8 & 1:
+            byte = next(i for i in OTHERS if mask[i // 8] >> i % 8 & 1)
+        if byte == STOP:
+            break
+        said.append(byte)
+        matcher.accept(byte)
+    return said.decode(errors="replace")
 
 
 def test_history_whose_arguments_are_no_object_is_refused_as_a_bad_request():

@@ -118,7 +118,7 @@ def test_after_a_reasoning_that_the_prompt_has_opened_comes_its_end_and_then_the
     qwen3 = factories["qwen3"]
     for choice in ("required", "auto"):
         spec = structural_tag(TOOLS, choice, HERMES, in_reasoning=True)
-        assert takes(qwen3, "qwen3", spec, f"hm, {wrong} no\n</think>\n\n{call}")
+        assert takes(qwen3, "qwen3", spec, f"hm, no\n</think>\n\n{call}")
         assert not takes(qwen3, "qwen3", spec, f"hm\n</think>\n\n{wrong}")
     required = structural_tag(TOOLS, "required", HERMES, in_reasoning=True)
     assert not takes(qwen3, "qwen3", required, "hm\n</think>\n\nno call")
@@ -127,11 +127,12 @@ def test_after_a_reasoning_that_the_prompt_has_opened_comes_its_end_and_then_the
     assert not takes(qwen3, "qwen3", answer, "hm\n</think>\n\nx")
 
 
-def test_what_is_reasoned_about_is_free_also_where_calls_are_triggered(factories):
+def test_reasoning_is_free_of_calls_which_would_be_none_of_the_grammar_s(factories):
     spec = structural_tag(TOOLS, "auto", HERMES)
-    wrong = HERMES.call("grep", {"patern": "x"})
-    assert takes(factories["qwen3"], "qwen3", spec, f"<think>\n{wrong}\n</think>\n\ntext")
-    assert not takes(factories["qwen3"], "qwen3", spec, f"<think>\nhm\n</think>\n\n{wrong}")
+    for wrong in (HERMES.call("grep", {"patern": "x"}), "<tool_call>"):
+        assert not takes(factories["qwen3"], "qwen3", spec, f"<think>\n{wrong}\n</think>\n\ntext")
+        assert not takes(factories["qwen3"], "qwen3", spec, f"<think>\nhm\n</think>\n\n{wrong} no")
+    assert takes(factories["qwen3"], "qwen3", spec, "<think>\n{} <call>\n</think>\n\ntext")
 
 
 def test_a_tool_without_arguments_takes_an_empty_object_only(factories):

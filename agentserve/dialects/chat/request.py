@@ -84,7 +84,7 @@ def read(request: ChatRequest, served: str, *, strict: bool) -> Asked:
             tool_choice=choice,
             tools_allowed=allowed,
             parallel_tool_calls=request.parallel_tool_calls is not False,
-            response_format=common.beside_tools(form, tools, choice, warnings),
+            response_format=common.beside_choice(form, choice, warnings),
             on_pending="cancel",
         ),
         stream=request.stream is True,

@@ -82,7 +82,7 @@ def read(request: MessagesRequest, served: str, *, strict: bool, generates: bool
             sampling=common.sampling(fields, request.stop_sequences),
             tool_choice=chosen,
             parallel_tool_calls=choice.get("disable_parallel_tool_use") is not True,
-            response_format=common.beside_tools(_format(request), tools, chosen, warnings),
+            response_format=common.beside_choice(_format(request), chosen, warnings),
             on_pending="cancel",
         ),
         stream=request.stream is True,

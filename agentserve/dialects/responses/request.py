@@ -91,7 +91,7 @@ def read(
             tool_choice=choice,
             tools_allowed=allowed,
             parallel_tool_calls=request.parallel_tool_calls is not False,
-            response_format=common.beside_tools(form, tools, choice, warnings),
+            response_format=common.beside_choice(form, choice, warnings),
             on_pending="cancel",
             on_disconnect="continue" if request.background else "cancel",
         ),

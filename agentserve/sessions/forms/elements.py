@@ -55,7 +55,8 @@ class Elements(Form, frozen=True):
 
     def read(self, reading: Reading, marker: str) -> Wait[None]:
         """Read one call; what encloses several is left where it is."""
-        reading.open_call()
+        if not (yield from reading.opens(marker)):
+            return
         window = reading.window
         bare = marker == self.name[0]
         at = 0 if bare else (yield from window.skip_space(len(marker), OPENING))
@@ -207,10 +208,19 @@ class Elements(Form, frozen=True):
         return f"{self.close}\n{self.outer[1]}" if self.outer[1] else self.close
 
     def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:
-        """Return one tag a tool."""
-        end = self._ending()
-        tags = [
-            tag(self._opening(name), schema_content(schema, self.style), [f"\n{end}", end])
+        """Return one tag a tool; a function without the outer tag is a variant."""
+        outer = f"{self.outer[0]}\n" if self.name[0] else self.outer[0]
+        tags = self._tags(tools, outer, self._ending())
+        if not self.name[0]:
+            return Constraint([self.outer[0]], tags, "\n")
+        return Constraint([*self.markers], tags, "\n", self._tags(tools, "", self.close))
+
+    def _tags(self, tools: Sequence[Tool], outer: str, end: str) -> list[dict[str, Any]]:
+        return [
+            tag(
+                f"{outer}{self.name[0]}{name}{self.name[1]}\n",
+                schema_content(schema, self.style),
+                [f"\n{end}", end],
+            )
             for name, schema in tools
         ]
-        return Constraint([self.outer[0]], tags, "\n")

@@ -16,13 +16,14 @@ Tool = tuple[str, dict[str, Any]]  # name, JSON schema of the arguments
 class Constraint(msgspec.Struct, frozen=True):
     """The structural tags (xgrammar's JSON) of calls.
 
-    In free text one of `triggers` opens a tag; where nothing but calls may come, `separator` stands
-    between tags.
+    In free text one of `triggers` opens a tag, which may be one of `variants`: calls in spellings
+    that are read, too. Where nothing but calls may come, `separator` stands between `tags`.
     """
 
     triggers: list[str]
     tags: list[dict[str, Any]]
     separator: str
+    variants: list[dict[str, Any]] = []
 
 
 class Form(msgspec.Struct, frozen=True):

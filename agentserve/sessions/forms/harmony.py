@@ -59,7 +59,8 @@ class Harmony(Form, frozen=True):
         header = window.text[window.at : window.at + end]
         to = _TO.search(header)
         channel = _IN_CHANNEL.search(header)
-        if to is not None and reading.calls_on and (stop == _MESSAGE or window.ended):
+        called = to is not None and reading.calls_on and _opened(reading, header[: to.start(1)])
+        if to is not None and called and (stop == _MESSAGE or window.ended):
             size = end + len(stop or "")
             yield from self._call(reading, to[1], size, cut=stop is None)
         elif stop != _MESSAGE:
@@ -117,9 +118,25 @@ class Harmony(Form, frozen=True):
         )
 
     def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:
-        """Return one tag a tool; the stop token that ends a call is not part of it."""
-        tags = [tag(_header(name), schema_content(schema), "") for name, schema in tools]
-        return Constraint([f"{_CHANNEL}commentary to="], tags, f"{_ENDS[2]}{_START}assistant")
+        """Return one tag a tool; the stop token that ends a call is not part of it.
+
+        Variants have the receiver before the channel, or in another one.
+        """
+        tags, variants = (
+            [tag(header(name), schema_content(schema), "") for name, schema in tools]
+            for header in (_header, _receiver_first)
+        )
+        triggers = [f"{_CHANNEL}commentary to=", f"{_RECEIVER}functions."]
+        return Constraint(triggers, tags, f"{_ENDS[2]}{_START}assistant", variants)
+
+
+def _opened(reading: Reading, before: str) -> bool:
+    """Whether the header up to the receiver's name has opened a call for the grammar, if any."""
+    return not reading.triggers or before.endswith(reading.triggers)
+
+
+def _receiver_first(name: str) -> str:
+    return f"{_RECEIVER}functions.{name}{_CHANNEL}commentary <|constrain|>json{_MESSAGE}"
 
 
 def _header(name: str) -> str:

@@ -43,7 +43,8 @@ class Llama(Form, frozen=True):
             yield from _OBJECTS.read(reading, marker)
             yield from self._separator(reading)
             return
-        reading.open_call()
+        if not (yield from reading.opens(marker)):
+            return
         window = reading.window
         if marker == _PYTHON:
             at = yield from window.skip_space(len(marker), OPENING)
@@ -114,6 +115,8 @@ class Llama(Form, frozen=True):
         return "; ".join(_OBJECTS.write([call]) for call in calls)
 
     def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:
-        """Return one tag a tool."""
+        """Return one tag a tool; after the tag before code comes an object, too."""
         found = _OBJECTS.constrain(tools, one=one)
-        return Constraint(found.triggers, found.tags, "; ")
+        coded = [{**found, "begin": _PYTHON + found["begin"]} for found in found.tags]
+        variants = [*found.variants, *coded]
+        return Constraint([*found.triggers, _PYTHON], found.tags, "; ", variants)

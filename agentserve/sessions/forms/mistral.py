@@ -38,7 +38,8 @@ class Mistral(Form, frozen=True):
 
     def read(self, reading: Reading, marker: str) -> Wait[None]:
         """Read one call with its name first, or a list of calls."""
-        reading.open_call()
+        if not (yield from reading.opens(marker)):
+            return
         window = reading.window
         at = yield from window.skip_space(len(marker), OPENING)
         first = yield from window.peek(at)

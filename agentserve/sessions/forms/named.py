@@ -49,7 +49,8 @@ class Named(Form, frozen=True):
 
     def read(self, reading: Reading, marker: str) -> Wait[None]:
         """Read one call."""
-        reading.open_call()
+        if not (yield from reading.opens(marker)):
+            return
         window = reading.window
         stops, closing = _stops(self.begin, self.end, *self.around)
         at, stop = yield from window.seek(len(marker), stops, OPENING)
@@ -81,10 +82,11 @@ class Named(Form, frozen=True):
         return self.between.join(texts).join(self.around)
 
     def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:
-        """Return the calls, enclosed, as one tag."""
+        """Return the calls, enclosed, as one tag; calls without what encloses them are variants."""
         tags = [self._tag(name, schema_content(schema)) for name, schema in tools]
         calls = list_content(tags, self.between, one=one)
-        return Constraint([self.around[0]], [tag(self.around[0], calls, self.around[1])], "")
+        enclosed = [tag(self.around[0], calls, self.around[1])]
+        return Constraint([self.around[0], self.begin], enclosed, "", tags)
 
     def _tag(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         begin, number, rest = self.written.partition("{1}")

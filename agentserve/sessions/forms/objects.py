@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -10,6 +10,8 @@ from agentserve.sessions.forms.form import Call, Constraint, Form, Tool, dump, s
 from agentserve.sessions.forms.reading import INVALID, NO_NAME, OPENING, Reading, decode_object
 from agentserve.sessions.forms.window import SPACE, SPACES, Markers, Wait, Window, begun, markers
 
+# Before the name in a bare object, as models spell it. In free text each opens a call.
+_BEGINNINGS = ("{", "{ ", "{\n", "{\n  ", "{\n    ", "{\n\t")
 _KEYS = ('"arguments"', '"parameters"')
 _NAME_STOPS = Markers(('"', "\\", *map(chr, range(0x20))))
 
@@ -75,7 +77,8 @@ class Objects(Form, frozen=True):
     def read(self, reading: Reading, marker: str) -> Wait[None]:
         """Read one object."""
         tagged = marker != "{"
-        reading.open_call()
+        if not (yield from reading.opens(marker)):
+            return
         at = yield from reading.window.skip_space(len(marker) if tagged else 0, OPENING)
         opening = yield from read_opening(reading.window, at)
         first = yield from reading.window.peek(at)
@@ -104,17 +107,19 @@ class Objects(Form, frozen=True):
         return "\n".join(texts)
 
     def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:
-        """Return one tag a tool."""
-        before, after = (f"{self.begin}\n", f"\n{self.end}") if self.begin else ("", "")
-        tags = [
-            tag(
-                f'{before}{{"name": {dump(name)}, "{self.key}": ',
-                schema_content(schema),
-                "}" + after,
-            )
+        """Return one tag a tool; a bare object is a variant of a tagged one."""
+        bare = self._tags(tools, "{", "}")
+        if self.begin:
+            tags = self._tags(tools, f"{self.begin}\n{{", f"}}\n{self.end}")
+            return Constraint([self.begin, *(one["begin"] for one in bare)], tags, "\n", bare)
+        variants = [one for begin in _BEGINNINGS[1:] for one in self._tags(tools, begin, "}")]
+        return Constraint([f'{begin}"name"' for begin in _BEGINNINGS], bare, "\n", variants)
+
+    def _tags(self, tools: Sequence[Tool], begin: str, end: str) -> list[dict[str, Any]]:
+        return [
+            tag(f'{begin}"name": {dump(name)}, "{self.key}": ', schema_content(schema), end)
             for name, schema in tools
         ]
-        return Constraint([self.begin or '{"name": '], tags, "\n")
 
 
 def write_object(name: str, arguments: object, key: str = "arguments", more: str = "") -> str:

@@ -48,16 +48,24 @@ class Reading:
 
     `fresh`: nothing but white space since the start, the reasoning or a call. `blank_line`: nothing
     but white space on this line. `open_start` is where the open call or reasoning began. Up to
-    `plain_until` a reader has looked for what it needs in vain.
+    `plain_until` a reader has looked for what it needs in vain. Where a grammar is in force, only
+    what one of its `triggers` opens can be a call.
     """
 
     def __init__(
-        self, window: Window, sink: Sink, tools: Mapping[str, wire.Tool], *, calls_on: bool
+        self,
+        window: Window,
+        sink: Sink,
+        tools: Mapping[str, wire.Tool],
+        *,
+        calls_on: bool,
+        triggers: Sequence[str] = (),
     ) -> None:
         self.window = window
         self.sink = sink
         self.tools = tools
         self.calls_on = calls_on
+        self.triggers = tuple(triggers)
         self.in_reasoning = False
         self.in_call = False
         self.stopped = False
@@ -93,6 +101,14 @@ class Reading:
     def open_call(self) -> None:
         """Say that a call, or what may turn out to be one, begins here."""
         self.in_call, self.open_start = True, self.window.position
+
+    def opens(self, marker: str) -> Wait[bool]:
+        """Open a call at `marker`, which comes next; False where it is text to the grammar."""
+        self.open_call()
+        if not self.triggers or (yield from self.window.starts(0, self.triggers)) is not None:
+            return True
+        self.decline(marker)
+        return False
 
     def decline(self, marker: str) -> None:
         """Say that it is none: `marker`, which comes next, is text."""
