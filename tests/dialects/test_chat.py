@@ -180,8 +180,10 @@ def test_images_and_other_tools_are_left_out_with_a_warning():
     ("change", "param"),
     [
         ({"n": 2}, "n"),
-        ({"logprobs": True}, "logprobs"),
-        ({"top_logprobs": 3}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": "yes"}, "logprobs"),
         ({"model": None}, "model"),
         ({"messages": []}, "input"),
         ({"messages": [{"role": "system", "content": "x"}]}, "input"),
@@ -214,13 +216,43 @@ def test_what_cannot_be_done_is_a_400_that_names_the_field(refusing, change, par
     assert refusing.http.get("/sessions").json()["sessions"] == []
 
 
+def test_log_probabilities_are_beside_the_text_streamed_and_not():
+    look = called("Oslo", text="I look: größer.", when="weather", repeat=True)
+    with scripted(look, said("Cold.", repeat=True), family="qwen3") as server:
+        asked = {"logprobs": True, "top_logprobs": 2, "tools": TOOLS}
+        (choice,) = server.post(PATH, body([user("weather?")], **asked)).json()["choices"]
+        told = choice["logprobs"]["content"]
+        assert choice["message"]["tool_calls"]
+        text = b"".join(bytes(one["bytes"]) for one in told).decode()
+        assert choice["message"]["content"] in text
+        assert all(len(one["top_logprobs"]) == 2 and one["logprob"] <= 0 for one in told)
+        plain = server.post(PATH, body([user("now?")], logprobs=True)).json()["choices"][0]
+        assert all(one["top_logprobs"] == [] for one in plain["logprobs"]["content"])
+        without = server.post(PATH, body([user("and?")], logprobs=False)).json()["choices"][0]
+        assert without["logprobs"] is None
+        stream = server.post(PATH, body([user("weather?")], **asked, stream=True))
+        choices = [chunk["choices"][0] for chunk in chat_chunks(stream.text)]
+        beside = [one["logprobs"]["content"] for one in choices if one["logprobs"]]
+        assert all(one["delta"].get("content") for one in choices if one["logprobs"])
+        assert [one["token"] for part in beside for one in part] == [one["token"] for one in told]
+
+
 def test_a_format_of_the_answer_does_not_forbid_calls():
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
-    with scripted(said("{}", repeat=True)) as server:
-        alone = server.post(PATH, body([user("hi")], response_format=form))
-        assert "X-AgentServe-Warning" not in alone.headers
-        beside = server.post(PATH, body([user("hi")], response_format=form, tools=TOOLS))
-        assert "not enforced beside tools" in beside.headers["X-AgentServe-Warning"]
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    answers = [called("Oslo"), said('{"a": 1}', when="sunny")]
+    with scripted(*answers, said("{}", repeat=True)) as server:
+        asked = {"response_format": form, "tools": TOOLS}
+        first = server.post(PATH, body([user("hi")], **asked))
+        message = first.json()["choices"][0]["message"]
+        history = [user("hi"), message, *tool_messages(message)]
+        second = server.post(PATH, body(history, **asked))
+        assert second.json()["choices"][0]["message"]["content"] == '{"a": 1}'
+        assert "tool_calls" not in second.json()["choices"][0]["message"]
+        for answer in (first, second):
+            assert "X-AgentServe-Warning" not in answer.headers
+        forced = server.post(PATH, body([user("hi")], **asked, tool_choice="required"))
+        assert "a call is required" in forced.headers["X-AgentServe-Warning"]
 
 
 def test_a_prompt_that_does_not_fit_says_so_as_clients_expect():

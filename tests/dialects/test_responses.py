@@ -12,6 +12,9 @@ PATH = "/v1/responses"
 TOOLS = [{"type": "function", **WEATHER, "strict": False}]
 
 
+ENDINGS = ("text.delta", "text.done", "part.done")
+
+
 def body(given, **more):
     return {"model": "any", "input": given, **more}
 
@@ -87,6 +90,22 @@ def test_the_events_of_a_stream_come_in_order_and_numbered():
     opened = [e["item"] for e in events if e["type"] == "response.output_item.added"]
     assert [item["id"] for item in opened] == [item["id"] for item in closed]
     assert {item["status"] for item in opened} == {"in_progress"}
+
+
+def test_log_probabilities_are_in_the_text_s_parts_and_its_deltas():
+    include = ["message.output_text.logprobs"]
+    with scripted(said("One two.", repeat=True)) as server:
+        for asked, most in (({"include": include}, 0), ({"top_logprobs": 3}, 3)):
+            whole = server.post(PATH, body("Hi", **asked)).json()
+            assert whole["top_logprobs"] == most
+            told = whole["output"][0]["content"][0]["logprobs"]
+            assert "".join(one["token"] for one in told) == "One two."
+            assert {len(one["top_logprobs"]) for one in told} == {most}
+            events = named_events(server.post(PATH, body("Hi", **asked, stream=True)).text)
+            kinds = {kind: [e for e in events if e["type"].endswith(kind)] for kind in ENDINGS}
+            assert [one for e in kinds["text.delta"] for one in e["logprobs"]] == told
+            assert kinds["text.done"][0]["logprobs"] == told
+            assert kinds["part.done"][0]["part"]["logprobs"] == told
 
 
 def test_a_loop_by_previous_response_sends_only_what_is_new():
@@ -248,7 +267,8 @@ def test_a_principal_sees_only_its_own_responses():
     "change",
     [
         {"conversation": "conv_1"},
-        {"top_logprobs": 2},
+        {"top_logprobs": 21},
+        {"text": "x"},
         {"input": None},
         {"input": [{"type": "item_reference", "id": "x"}]},
         {"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]},

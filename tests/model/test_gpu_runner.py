@@ -3,6 +3,7 @@
 import pytest
 import torch
 from agentserve_kernels.gpu.launch import Launch
+from msgspec.structs import replace
 from runner_cases import FEATURES, mask_of
 from tiny_models import load_decoder, save_random
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -10,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from agentserve.engine.plan import SAMPLED, Copy, Row, SlotAdd, StepPlan, TableAppend, pack
 from agentserve.model.decoder import Decoder, empty_cache
 from agentserve.model.gpu_forward import GpuForward
-from agentserve.model.gpu_runner import GpuRunner
+from agentserve.model.gpu_runner import ROW, GpuRunner
 from agentserve.model.spec import load_spec
 from agentserve.model.weights import load_weights
 
@@ -40,7 +41,7 @@ def runner(tmp_path, monkeypatch):
     cache = empty_cache(spec, 32, 16, torch.bfloat16, "meta")
     decoder = Decoder(spec, weights, cache, GpuForward)
     made = GpuRunner(decoder, model="tiny", identity="x", max_slots=4)
-    made._arrivals = [torch.empty(4, dtype=torch.int32, device="meta") for _ in range(2)]
+    made._arrivals = [torch.empty(4 * ROW, dtype=torch.int32, device="meta") for _ in range(2)]
     return made
 
 
@@ -52,8 +53,9 @@ def crossings(work, *arguments):
 
 def test_a_step_takes_one_copy_from_the_host_and_waits_for_nothing(runner):
     added = [
-        SlotAdd(slot, 0, FEATURES[feature], 3, pack([5, 6]) if feature == "frequency" else b"")
-        for slot, feature in enumerate(("temperature", "frequency", "bias"))
+        SlotAdd(0, 0, FEATURES["temperature"], 3),
+        SlotAdd(1, 0, FEATURES["frequency"], 3, pack([5, 6])),
+        SlotAdd(2, 0, replace(FEATURES["bias"], logprobs=3), 3, b"", pack([9])),
     ]
     tables = [TableAppend(slot, 0, [slot, slot + 10]) for slot in range(3)]
     copies = [Copy(1, 0, 20, 21, 7)]

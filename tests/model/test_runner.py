@@ -12,9 +12,12 @@ from agentserve.model.runner import TorchRunner, model_identity
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    save_random("llama", path)
-    return path
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def reference(directory):
+    return save_random("llama", directory)
 
 
 @pytest.fixture
@@ -72,6 +75,14 @@ def test_a_feature_gives_the_same_tokens_after_a_preemption(runner, feature):
 )
 def test_rows_and_slots(runner, case):
     case(runner)
+
+
+def test_log_probabilities_are_those_of_transformers(runner, reference):
+    def theirs(tokens):
+        with torch.no_grad():
+            return reference(torch.tensor([tokens])).logits[0, -1].numpy()
+
+    runner_cases.log_probabilities_are_the_model_s_own(runner, theirs)
 
 
 def test_a_row_with_a_non_finite_logit_fails_alone(runner):

@@ -200,6 +200,18 @@ def penalties_and_biases_are_those_of_the_host(device):
     assert native == plain
 
 
+def log_probabilities_are_those_of_transformers(device):
+    features = ("temperature", "repetition", "bias", "grammar")
+    for graphs in (False, True):
+        native, _ = runner(device, graphs=graphs)
+        runner_cases.log_probabilities_are_the_model_s_own(native, theirs, features)
+
+
+def theirs(tokens):
+    with torch.no_grad():
+        return saved(NORMED, 1)[1](torch.tensor([tokens])).logits[0, -1].numpy()
+
+
 def an_engine_one_step_ahead_gives_what_one_without_gives(device):
     """Stops that are seen late, a cancel, a fork of a log, KV that leaves and comes back."""
     plain, native = (
@@ -248,6 +260,7 @@ CASES = (
     rows_slots_and_copies_are_those_of_the_plan,
     tokens_stay_on_the_device_with_and_without_graphs,
     penalties_and_biases_are_those_of_the_host,
+    log_probabilities_are_those_of_transformers,
     an_engine_one_step_ahead_gives_what_one_without_gives,
 )
 

@@ -8,6 +8,8 @@ bare GPU machine has none.
 import random
 from array import array
 
+import msgspec
+import numpy as np
 from runner_driver import Driver, Sequence
 
 from agentserve.engine.plan import SAMPLED, Copy, Row, SamplingParams, SlotDrop, StepPlan, pack
@@ -171,6 +173,39 @@ def a_copied_block_is_as_good_as_the_original(runner, cache, length=5):
     while len(fork.output) < length:
         driver.step([(fork, pending(fork))])
     assert fork.output == expected
+
+
+def log_probabilities_are_the_model_s_own(runner, logits_of, features=(*FEATURES,), within=1e-3):
+    """Before penalties, biases, masks and temperature; a forced token has its own.
+
+    logits_of: token ids -> float32 [vocab] after the last of them, of another implementation.
+    """
+    driver = Driver(runner)
+    plain = Sequence(prompt(12, 9))
+    driver.join(plain, 7)
+    for count, feature in enumerate(features):
+        asking = msgspec.structs.replace(FEATURES[feature], logprobs=count)
+        sequence = Sequence(prompt(20 + count, 11), asking, forced=(5, 6) if count % 2 else ())
+        driver.join(sequence, 2)
+        for _ in range(3):
+            masks = {1: mask_of([3, 8])} if feature == "grammar" else {}
+            right = log_softmax(logits_of(sequence.tokens))
+            work = [(plain, pending(plain)), (sequence, pending(sequence))]
+            nothing, (told,) = driver.step(work, masks).logprobs
+            assert nothing == []
+            assert abs(told.logprob - right[sequence.tokens[-1]]) < within, feature
+            assert len(told.top) == len(set(told.top)) == len(told.top_logprobs) == count
+            np.testing.assert_allclose(told.top_logprobs, right[told.top], atol=within)
+            best = np.sort(right)[::-1][:count]
+            np.testing.assert_allclose(told.top_logprobs, best, atol=within)
+        driver.leave(sequence)
+        driver.release(sequence)
+    assert not any(driver.step([(plain, 1)]).logprobs)
+
+
+def log_softmax(logits):
+    logits = np.asarray(logits, np.float64)
+    return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
 
 
 def a_drop_of_another_generation_is_refused(runner):

@@ -14,10 +14,11 @@ from agentserve.engine.plan import (
 class Sequence:
     """One sequence: its tokens, how many of them have KV, and its blocks."""
 
-    def __init__(self, prompt, sampling=SamplingParams()):  # noqa: B008 - frozen
+    def __init__(self, prompt, sampling=SamplingParams(), forced=()):  # noqa: B008 - frozen
         self.prompt_length = len(prompt)
         self.tokens = list(prompt)
         self.sampling = sampling
+        self.forced = list(forced)
         self.computed = 0
         self.slot = None
         self.blocks = []
@@ -44,8 +45,9 @@ class Driver:
         history = b""
         if sequence.sampling.needs_history:
             history = pack(sequence.tokens[: sequence.computed])
+        sampling, forced = sequence.sampling, pack(sequence.forced)
         self._added.append(
-            SlotAdd(slot, self.generation, sequence.sampling, sequence.prompt_length, history)
+            SlotAdd(slot, self.generation, sampling, sequence.prompt_length, history, forced)
         )
         self.open[slot] = sequence
         sequence.pending = list(sequence.blocks)
@@ -84,7 +86,8 @@ class Driver:
         result = self.runner.collect(handle)
         for (sequence, count), sampled in zip(work, result.tokens, strict=True):
             sequence.computed += count
-            sequence.tokens += sampled
+            done = len(sequence.output)
+            sequence.tokens += sequence.forced[done : done + len(sampled)] or sampled
         return result
 
     def generate(self, sequence, count, slot=0):
