@@ -104,8 +104,16 @@ def tool(fields: Mapping[str, Any], parameters: Any, param: str) -> wire.Tool:
         raise InvalidRequest(f"a tool cannot be used: {message}", param=param) from None
 
 
-def response_format(kind: Any, schema: Any, param: str) -> wire.ResponseFormat | None:
-    """Return the constraint on the answer. Raises InvalidRequest."""
+def response_format(form: Any, param: str) -> wire.ResponseFormat | None:
+    """Return the constraint on the answer. Raises InvalidRequest.
+
+    form: what `param` names, the schema beside the type.
+    """
+    if form is None:
+        return None
+    if not isinstance(form, dict):
+        raise InvalidRequest("a format of the answer is an object with a type", param=param)
+    kind, schema = form.get("type"), form.get("schema")
     if kind in (None, "text"):
         return None
     if kind == "json_object":

@@ -60,4 +60,4 @@ def anthropic_error(error: AgentserveError) -> dict[str, Any]:
         message = f"prompt is too long: {total} tokens > {error.details.get('limit', 0)} maximum"
     elif error.param:
         message = f"{error.param}: {message}"
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
+    return {"type": "error", "error": {"type": kind, "message": message}}

@@ -1,6 +1,7 @@
 """JSON answers, and the one path that every error takes to the client."""
 
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,7 +34,10 @@ def json_response(
 
 
 def error_response(
-    error: AgentserveError, headers: Mapping[str, str] | None = None, path: str = ""
+    error: AgentserveError,
+    headers: Mapping[str, str] | None = None,
+    path: str = "",
+    request_id: str = "",
 ) -> Response:
     """Render `error`, with the headers by which client libraries decide whether to try again.
 
@@ -51,6 +55,8 @@ def error_response(
         own["Allow"] = ", ".join(error.details.get("allowed", ()))
     if error.status == 401:
         own["WWW-Authenticate"] = "Bearer"
+    if dialect is errors.anthropic_error:
+        return json_response({**dialect(error), "request_id": request_id}, status, own)
     if dialect is not None:
         return json_response(dialect(error), status, own)
     return json_response(wire.ErrorAnswer(wire.error_body(error)), status, own)
@@ -98,7 +104,10 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 class ErrorBoundary:
-    """ASGI middleware: whatever is raised below becomes an Error answer; `count` gets its code."""
+    """ASGI middleware: whatever is raised below becomes an Error answer; `count` gets its code.
+
+    Every answer has an id, by the names that clients of the dialects look for.
+    """
 
     def __init__(self, app: ASGIApp, count: Callable[[str], None]) -> None:
         self._app = app
@@ -111,10 +120,15 @@ class ErrorBoundary:
             return
         started = False
         unread = False
+        request_id = f"req_{secrets.token_hex(12)}"
 
         async def watched_send(message: Message) -> None:
             nonlocal started
-            started = started or message["type"] == "http.response.start"
+            if message["type"] == "http.response.start":
+                started = True
+                value = request_id.encode()
+                names = ((b"x-request-id", value), (b"request-id", value))
+                message = {**message, "headers": [*message["headers"], *names]}
             await send(message)
 
         async def watched_receive() -> Message:
@@ -130,11 +144,13 @@ class ErrorBoundary:
         except AgentserveError as error:
             failure = error
         except Exception:
-            logger.exception("unexpected error in %s %s", scope["method"], scope["path"])
+            where = scope["method"], scope["path"], request_id
+            logger.exception("unexpected error in %s %s, %s", *where)
             failure = unexpected()
         else:
             return
         self._count(failure.code)
         if not started:
             headers = {"Connection": "close"} if unread or failure.status == 413 else None
-            await error_response(failure, headers, scope["path"])(scope, receive, send)
+            answer = error_response(failure, headers, scope["path"], request_id)
+            await answer(scope, receive, watched_send)

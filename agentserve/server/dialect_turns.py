@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -90,8 +89,7 @@ class DialectTurns:
         follow = self.follow(resolved)
         with _reading(resolved.handle):
             first = await while_connected(request.receive, _first(follow))
-        headers = {"X-AgentServe-Session": resolved.session, "X-Request-Id": _request_id()}
-        headers["request-id"] = headers["X-Request-Id"]
+        headers = {"X-AgentServe-Session": resolved.session}
         if asked.warnings:
             said = (f"{text} ({count})" for text, count in Counter(asked.warnings).items())
             headers["X-AgentServe-Warning"] = ", ".join(said)
@@ -179,7 +177,3 @@ def server_timing(timing: wire.Timing) -> str:
     """Return a turn's phases as the Server-Timing header has them, in milliseconds."""
     phases = ("queue", "restore", "prefill", "decode", "total")
     return ", ".join(f"{phase};dur={getattr(timing, phase)}" for phase in phases)
-
-
-def _request_id() -> str:
-    return f"req_{secrets.token_hex(12)}"

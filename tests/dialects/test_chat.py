@@ -161,19 +161,22 @@ def test_a_call_that_cannot_be_read_is_text():
 
 
 def test_images_and_other_tools_are_left_out_with_a_warning():
-    with scripted(said("Fine.", when="[image omitted]")) as server:
+    heard = "[image omitted]\n[image omitted]\n[part of an unknown type omitted]"
+    with scripted(said("Fine.", when=heard)) as server:
         picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-        content = [{"type": "text", "text": "See:"}, picture, picture]
+        alien = {"type": "al\u00efen\n", "text": "x"}
+        content = [{"type": "text", "text": "See:"}, picture, picture, alien]
         answer = server.post(
             PATH, body([user(content)], tools=[{"type": "custom", "custom": {}}], unknown=1)
         )
         assert answer.status_code == 200, answer.text
         said_of = answer.headers["X-AgentServe-Warning"]
         assert "image omitted (2)" in said_of
+        assert "part of an unknown type omitted (1)" in said_of
         assert "tool of another type than function dropped (1)" in said_of
         metrics = server.http.get("/metrics").text
         assert 'agentserve_unknown_fields_total{dialect="chat"} 1.0' in metrics
-        assert 'agentserve_omitted_parts_total{dialect="chat"} 3.0' in metrics
+        assert 'agentserve_omitted_parts_total{dialect="chat"} 4.0' in metrics
 
 
 @pytest.mark.parametrize(
@@ -190,7 +193,7 @@ def test_images_and_other_tools_are_left_out_with_a_warning():
         ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0]"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
         ({"messages": [{"role": "tool", "tool_call_id": "c", "content": "x"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "alien"}]}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": 5}]}]}, "messages[0]"),
         ({"messages": "x"}, "$.messages"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
@@ -202,6 +205,8 @@ def test_images_and_other_tools_are_left_out_with_a_warning():
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": 5}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
     ],
 )
@@ -279,8 +284,22 @@ def test_keys_are_asked_for_in_the_dialects_words():
         assert answer.json() == {
             "type": "error",
             "error": {"type": "authentication_error", "message": answer.json()["error"]["message"]},
-            "request_id": None,
+            "request_id": answer.headers["request-id"],
         }
+
+
+def test_every_answer_has_an_id_of_its_own():
+    with scripted(said("x", repeat=True)) as server:
+        answers = [
+            server.post(PATH, body([user("hi")])),
+            server.post(PATH, body([user("hi")], stream=True)),
+            server.post(PATH, {}),
+            server.post("/v1/nowhere", {}),
+            server.http.get("/health"),
+        ]
+        ids = {answer.headers["x-request-id"] for answer in answers}
+        assert len(ids) == len(answers)
+        assert all(one.startswith("req_") for one in ids)
 
 
 def test_too_much_at_once_is_a_429_with_a_time_to_wait():

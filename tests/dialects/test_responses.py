@@ -275,6 +275,7 @@ def test_a_principal_sees_only_its_own_responses():
         {"previous_response_id": "resp_nobody"},
         {"background": True, "store": False},
         {"text": {"format": {"type": "xml"}}},
+        {"text": {"format": "json"}},
     ],
 )
 def test_what_cannot_be_done_is_a_400(server, change):

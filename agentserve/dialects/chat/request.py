@@ -70,7 +70,7 @@ def read(request: ChatRequest, served: str, *, strict: bool) -> Asked:
     tools = _tools(request.tools or [], warnings)
     explicit, cache = signals.from_body(request.session_id, request.prompt_cache_key)
     choice, allowed = _choice(request.tool_choice, tools)
-    form = None if request.response_format is None else _format(request.response_format)
+    form = _format(request.response_format)
     return Asked(
         dialect="chat",
         model=common.require_model(request.model, served, strict=strict),
@@ -201,7 +201,7 @@ def _allowed(allowed: dict[str, Any], tools: list[wire.Tool]) -> "tuple[Any, lis
     return ("required" if allowed.get("mode") == "required" else "auto"), names
 
 
-def _format(form: dict[str, Any]) -> wire.ResponseFormat | None:
-    inner = form.get("json_schema")
-    schema = inner.get("schema") if isinstance(inner, dict) else None
-    return common.response_format(form.get("type"), schema, "response_format")
+def _format(form: dict[str, Any] | None) -> wire.ResponseFormat | None:
+    inner = form.get("json_schema") if form is not None else None
+    beside = inner if isinstance(inner, dict) else {}
+    return common.response_format(form and {**beside, **form}, "response_format")

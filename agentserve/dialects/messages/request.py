@@ -183,10 +183,9 @@ def _choice(choice: dict[str, Any], tools: list[wire.Tool]) -> Any:
 
 
 def _format(request: MessagesRequest) -> wire.ResponseFormat | None:
-    form = (request.output_config or {}).get("format") or request.output_format
-    if not isinstance(form, dict):
-        return None
-    return common.response_format(form.get("type"), form.get("schema"), "output_config.format")
+    form = (request.output_config or {}).get("format")
+    param = "output_format" if form is None else "output_config.format"
+    return common.response_format(request.output_format if form is None else form, param)
 
 
 def _kind(value: dict[str, Any] | None) -> Any:

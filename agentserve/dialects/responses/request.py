@@ -225,7 +225,4 @@ def _choice(choice: Any, tools: list[wire.Tool]) -> "tuple[Any, list[str] | None
 
 
 def _format(text: dict[str, Any] | None) -> wire.ResponseFormat | None:
-    form = text.get("format") if text is not None else None
-    if not isinstance(form, dict):
-        return None
-    return common.response_format(form.get("type"), form.get("schema"), "text.format")
+    return common.response_format((text or {}).get("format"), "text.format")
