@@ -88,7 +88,7 @@ class TurnPreparer:
             tools_on=bool(tools),
             in_reasoning=in_reasoning,
             triggers=triggers(tools, self.text.format) if grammar else (),
-            openings=openings(tools, self.text.format) if wants_json(request) else (),
+            openings=openings(tools, self.text.format) if grammar and wants_json(request) else (),
         )
 
     def _output_limit(self, run: TurnRun, info: RunnerInfo) -> int:

@@ -14,7 +14,7 @@ from session_rig import convert
 from agentserve import families, wire
 from agentserve.errors import InvalidRequest
 from agentserve.sessions.compose import Call, Conversation, Message
-from agentserve.sessions.grammar import structural_tag, triggers
+from agentserve.sessions.grammar import openings, structural_tag, triggers
 from agentserve.sessions.toolformat import FORMATS, JSON, MISTRAL, MISTRAL_LIST, choose, detect
 
 INSTALLED = {
@@ -202,6 +202,35 @@ def constrained(factory, spec, text, most=400):
         said.append(byte)
         matcher.accept(byte)
     return said.decode(errors="replace")
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"said": {"type": "string"}},
+    "required": ["said"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
+def test_calls_or_an_answer_of_a_schema_in_one_grammar(format, factory):
+    spec = structural_tag([GREP, LS], "auto", format, answer=ANSWER)
+    begin = openings([GREP, LS], format)
+    call = format.form.write([("grep", {"pattern": "x"})])
+    answer = json.dumps({"said": f"no {call} is made"})
+    lead = "".join(format.reasoning) if format.reasoning else ""
+    for before in {"", lead}:
+        assert takes(factory, spec, before + call)
+        assert takes(factory, spec, before + answer)
+        for text in ("free text", f"{call} free text", f"{answer} {call}", '{"said": 1}'):
+            assert not takes(factory, spec, before + text), text
+        for pieces in ([before, answer], [*before, *answer]):
+            read = Scanned(format, pieces, tools=TOOLS, openings=begin).plain
+            assert read[-1] == ("text", answer)
+            assert {kind for kind, *_ in read} <= {"text", "reasoning"}
+        for pieces in ([before, call], [*before, *call]):
+            read = Scanned(format, pieces, tools=TOOLS, openings=begin).plain
+            assert read[-1] == ("tool_call", "grep", {"pattern": "x"})
 
 
 def test_history_whose_arguments_are_no_object_is_refused_as_a_bad_request():
