@@ -68,8 +68,7 @@ class Lowering:
         for index, message in self._with_tool_prompt(conversation):
             if message.role == "assistant":
                 calls, joins = message.calls, False
-                followers = conversation.messages[index + 1 :] if index >= 0 else ()
-                message = self._answered(message, followers)
+                message = self._answered(message, conversation.messages, index)
                 lowered.append(self._assistant(message, index, mark, quote))
                 continue
             survives = self._survives(message, first=not lowered)
@@ -87,13 +86,15 @@ class Lowering:
                 lowered[-1]["tool_call_id"] = self._breaker.text(call_id, mark)
         return self._one_by_one(lowered) if self._survival.one_call else lowered
 
-    def _answered(self, message: Message, followers: Sequence[Message]) -> Message:
+    def _answered(self, message: Message, messages: Sequence[Message], index: int) -> Message:
         """Return a generated message with the calls that the results after it answer.
 
-        They may be calls that could not be read, which are none of its own.
+        They may be calls that could not be read, which are none of its own. Its index is negative
+        where it is none of the conversation's messages.
         """
-        if message.ids is None or message.calls or not self._survival.needs_calls:
+        if index < 0 or message.ids is None or message.calls or not self._survival.needs_calls:
             return message
+        followers = (messages[place] for place in range(index + 1, len(messages)))
         results = itertools.takewhile(lambda after: after.role == "tool", followers)
         calls = tuple(Call(result.call_id, result.name or "unknown", {}) for result in results)
         return msgspec.structs.replace(message, calls=calls)

@@ -394,3 +394,22 @@ def test_a_prompt_that_opens_reasoning_is_noticed():
     assert composer.opens_reasoning({})
     assert not composer_of("qwen3").opens_reasoning({})
     assert not composer_of("smollm2").opens_reasoning({})
+
+
+class Counted(tuple):
+    """A tuple that counts how many of its elements slices have copied."""
+
+    copied = 0
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        Counted.copied += len(found) if isinstance(key, slice) else 0
+        return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_long_history_is_taken_apart_once_and_not_for_each_message(name):
+    Counted.copied, count = 0, 400
+    turns = [one for number in range(count) for one in (user("q"), kept(name, f"a{number}"))]
+    compose_for(name, check_rate=0.0).tokens(Conversation(Counted(turns)))
+    assert Counted.copied <= 4 * len(turns)
