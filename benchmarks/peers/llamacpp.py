@@ -12,9 +12,7 @@ from typing import Any
 from peers.http_peer import HttpPeer
 from peers.install import installed_version, llama_server
 from peers.system import Places, computing_dtype
-from peers.workload import CONTEXT, ROOMY, Case
-
-TIGHT_SLOTS = 4  # of 6,144 tokens each, which hold a session to its end
+from peers.workload import CONTEXT, Case
 
 
 class LlamaCpp(HttpPeer):
@@ -25,16 +23,13 @@ class LlamaCpp(HttpPeer):
 
     def command(self, case: Case, places: Places, port: int) -> list[str]:
         """`llama-server`, on this port only."""
-        slots = case.workload.sessions
-        tokens = slots * CONTEXT
-        if case.kv_tokens < ROOMY:
-            slots, tokens = min(slots, TIGHT_SLOTS), case.kv_tokens
+        tokens = min(case.slots * CONTEXT, case.kv_tokens)
         options: dict[str, Any] = {
             "-m": places.gguf(weights_dtype()),
             "--host": "127.0.0.1",
             "--port": port,
             "-t": places.threads,
-            "-np": slots,
+            "-np": case.slots,
             "-c": tokens,
         }
         if case.host_bytes is not None:

@@ -23,6 +23,7 @@ from agentserve.sessions.text import ModelText
 CONTEXT = 8192  # tokens; the model's own
 ROOMY = 16 * CONTEXT  # tokens of KV, where every session may stay
 TIGHT = 24_576
+TIGHT_SLOTS = 4  # of 6,144 tokens each, which hold a session to its end
 HOST_BYTES = 8 << 30  # beside it, for every system that can use host memory
 PROMPT_ID = "call00000"
 ANSWER = "assistant"
@@ -35,6 +36,12 @@ class Case(msgspec.Struct, frozen=True):
     workload: Workload
     kv_tokens: int = ROOMY
     host_bytes: int | None = None  # for KV that leaves the device; None: the system's default
+
+    @property
+    def slots(self) -> int:
+        """How many sessions the KV holds to their ends: who cannot preempt runs no more at once."""
+        sessions = self.workload.sessions
+        return sessions if self.kv_tokens >= ROOMY else min(sessions, TIGHT_SLOTS)
 
     @property
     def label(self) -> str:
