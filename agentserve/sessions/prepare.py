@@ -9,13 +9,8 @@ from agentserve.config import ServerSettings
 from agentserve.engine.plan import RunnerInfo, pack
 from agentserve.errors import BadToolSchema, InvalidRequest
 from agentserve.sessions import compilable, sampling
-from agentserve.sessions.grammar import (
-    openings,
-    response_tag,
-    structural_tag,
-    triggers,
-    validate_schema,
-)
+from agentserve.sessions.constraints import Constraint, Constraints
+from agentserve.sessions.grammar import validate_schema
 from agentserve.sessions.ids import CallIds, prompt_call_id
 from agentserve.sessions.mirror import SubmitOptions
 from agentserve.sessions.output import OutputStream
@@ -44,6 +39,7 @@ class TurnPreparer:
         self._random = source
         self._info = info
         self._script = script
+        self._constraints = Constraints(text.format)
 
     def prepare(self, run: TurnRun) -> None:
         """Fill in the run's prompt and options; the session is not changed.
@@ -68,13 +64,12 @@ class TurnPreparer:
         require_room(session, run.prompt, info, self._settings.reserve_output)
         if self._script is not None and generates and not force:
             force = self._scripted(self._script, run, in_reasoning)
-        # What a script says is what the model says, right or wrong.
-        grammar = None if self._script else self._grammar(request, tools, in_reasoning)
+        constraint = self._constraint(request, tools, in_reasoning)
         run.options = SubmitOptions(
             max_tokens=self._output_limit(run, info),
             stop_ids=list(self.text.tokenizer.stop_ids),
             sampling=params,
-            grammar=grammar,
+            grammar=constraint.spec,
             force=force,
         )
         run.output = OutputStream(
@@ -87,8 +82,8 @@ class TurnPreparer:
             parallel=request.parallel_tool_calls,
             tools_on=bool(tools),
             in_reasoning=in_reasoning,
-            triggers=triggers(tools, self.text.format) if grammar else (),
-            openings=openings(tools, self.text.format) if grammar and wants_json(request) else (),
+            triggers=constraint.triggers,
+            openings=constraint.openings,
         )
 
     def _output_limit(self, run: TurnRun, info: RunnerInfo) -> int:
@@ -139,17 +134,16 @@ class TurnPreparer:
         text = "\n".join(message.text for message in fed)
         return script.next(session.profile.system or "", text, in_reasoning=in_reasoning)
 
-    def _grammar(self, request: TurnRequest, tools: list[Tool], in_reasoning: bool) -> str | None:
+    def _constraint(
+        self, request: TurnRequest, tools: list[Tool], in_reasoning: bool
+    ) -> Constraint:
         answer = answer_schema(request)
-        if not tools:
-            if answer is None:
-                return None
-            return response_tag(answer, self.text.format, in_reasoning=in_reasoning)
-        return structural_tag(
+        if self._script is not None:  # what it says is what the model says, right or wrong
+            return Constraint()
+        return self._constraints.of(
             tools,
             request.tool_choice,
-            self.text.format,
-            request.parallel_tool_calls,
+            parallel=request.parallel_tool_calls,
             in_reasoning=in_reasoning,
             answer=answer,
         )
