@@ -59,7 +59,8 @@ def summarise(runs: list[Run], floors: dict[str, float]) -> dict[str, Any]:
     """Return case -> system -> medians and number of runs, with `floor_s` and ratios beside them.
 
     `ratio_to_best_peer` is system -> figure -> ours over the least among the peers. A system whose
-    every run failed has `failure`. What was not measured is None.
+    every run failed has `failure`, and `makespan_at_least_s` if it was stopped at a limit; then
+    `makespan_ratio_at_most` counts it with that. What was not measured is None.
     """
     summary: dict[str, Any] = {}
     for case in dict.fromkeys(run["case"] for run in runs):
@@ -72,6 +73,7 @@ def summarise(runs: list[Run], floors: dict[str, float]) -> dict[str, Any]:
             "floor_s": floors.get(case),
             "best_peer": best_peer(systems),
             "ratio_to_best_peer": ratios(systems),
+            "makespan_ratio_at_most": makespan_ratios_at_most(systems),
         }
     return summary
 
@@ -80,7 +82,9 @@ def medians(runs: list[Run]) -> dict[str, Any]:
     """Return one system's medians over the runs that did not fail, else the last failure."""
     good = [run["figures"] for run in runs if "figures" in run]
     if not good:
-        return {"runs": 0, "failure": runs[-1]["failure"]}
+        limits = [run["limit_s"] for run in runs if "limit_s" in run]
+        bound = {"makespan_at_least_s": max(limits)} if limits else {}
+        return {"runs": 0, "failure": runs[-1]["failure"]} | bound
     figures = {name: statistics.median(run[name] for run in good) for name in FIGURES}
     return {name: round(value, 4) for name, value in figures.items()} | {"runs": len(good)}
 
@@ -106,6 +110,21 @@ def ratios(systems: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]] | 
     }
 
 
+def makespan_ratios_at_most(systems: dict[str, dict[str, Any]]) -> dict[str, float] | None:
+    """Return each of our makespans over the least of the peers, known or at least.
+
+    None where no peer was stopped at a limit.
+    """
+    peers = [row for name, row in systems.items() if not is_own(name)]
+    if not any("makespan_at_least_s" in row for row in peers):
+        return None
+    least = min(
+        row[name] for row in peers for name in ("makespan_s", "makespan_at_least_s") if name in row
+    )
+    own = {name: row for name, row in systems.items() if row["runs"] and is_own(name)}
+    return {name: round(row["makespan_s"] / least, 3) for name, row in own.items()}
+
+
 def table(summary: dict[str, Any]) -> list[str]:
     """Return the summary as lines: a block per case, a row per system."""
     lines = []
@@ -119,6 +138,8 @@ def table(summary: dict[str, Any]) -> list[str]:
         for name, ratio in (block["ratio_to_best_peer"] or {}).items():
             shares = "".join(f"{ratio[figure]:11.2f}  " for figure in FIGURES)
             lines.append(f"  {name + ' / best':21}{shares}".rstrip())
+        for name, most in (block["makespan_ratio_at_most"] or {}).items():
+            lines.append(f"  {name + ' / best':21}{most:11.2f}   at most: a peer was stopped")
     return lines[1:]
 
 

@@ -66,7 +66,7 @@ async def one_run(
             played = await play(system, turns)
         run["figures"] = played.figures()
     except TimeoutError:
-        run["failure"] = f"not done after {limit_s:.0f} s"
+        run["failure"], run["limit_s"] = f"not done after {limit_s:.0f} s", limit_s
     except Exception as error:
         run["failure"] = f"{type(error).__name__}: {error}"
     finally:

@@ -187,6 +187,22 @@ def test_without_a_peer_there_is_no_ratio():
     assert any(line.split()[:2] == ["agentserve", "8.00"] for line in table(summary))
 
 
+def test_a_peer_that_was_stopped_counts_with_the_time_that_it_had():
+    from peers.results import summarise, table
+
+    stopped = {"case": "single", "system": "vllm", "failure": "not done", "limit_s": 32.0}
+    broken = {"case": "single", "system": "openvino", "failure": "no room"}
+    alone = summarise([run("agentserve", 8.0), stopped, broken], {})["single"]
+    assert alone["vllm"]["makespan_at_least_s"] == 32.0
+    assert alone["makespan_ratio_at_most"] == {"agentserve": 0.25}
+    assert alone["ratio_to_best_peer"] is None
+    summary = summarise([run("agentserve", 8.0), stopped, run("llama.cpp", 16.0)], {})
+    assert summary["single"]["makespan_ratio_at_most"] == {"agentserve": 0.5}
+    assert any("at most" in line for line in table(summary))
+    finished = summarise([run("agentserve", 8.0), broken, run("llama.cpp", 16.0)], {})["single"]
+    assert finished["makespan_ratio_at_most"] is None
+
+
 def test_a_result_file_is_continued(tmp_path):
     from peers.results import Results
 
