@@ -46,6 +46,7 @@ class Simulation:
     def __init__(self, seed: int, depth: int | None = None) -> None:
         self.rng = random.Random(seed)
         self.more = random.Random(-1 - seed)
+        self.asking = random.Random(f"log probabilities {seed}")
         self.world = World.draw(self.rng, self.more, seed % 2 if depth is None else depth)
         self.runner = self.make_runner(random.Random(self.rng.random()))
         self.clock = VirtualClock()
@@ -160,7 +161,7 @@ class Simulation:
             tokens=pack(new),
             namespace=session.namespace,
             max_tokens=max_tokens,
-            sampling=SamplingParams(logprobs=self.more.choice((None, None, None, 0, 3))),
+            sampling=SamplingParams(logprobs=self.asking.choice((None, None, None, 0, 3))),
             stop_ids=self.rng.sample(range(self.world.vocab_size), self.rng.randint(0, 1)),
             grammar=self._grammar(self.rng.choice((None, None, None, "even", "breaks:2"))),
             force=pack(self._tokens(0, 5)) if self.rng.random() < 0.3 else b"",

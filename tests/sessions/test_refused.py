@@ -47,12 +47,14 @@ async def test_unknown_tools_and_bad_parameters_are_refused():
             await r.service.turn("local", s, "t_9")
 
 
-async def test_an_answer_of_a_format_that_looks_like_a_call_is_text():
+async def test_an_answer_of_a_format_that_looks_like_a_call_is_text_where_none_may_be_made():
     async with rig() as r:
         s = await r.create(tools=TOOLS)
         text = '{"name": "search", "arguments": {}}'
-        turn = await r.forced(s, "go", text, response_format=ANSWER)
+        turn = await r.forced(s, "go", text, response_format=ANSWER, tool_choice="none")
         assert [(item.text, turn.stop_reason) for item in turn.output] == [(text, "end")]
+        turn = await r.forced(s, "go", text, response_format=ANSWER)
+        assert ([item.name for item in turn.output], turn.stop_reason) == (["search"], "tool_calls")
 
 
 async def test_force_is_refused_unless_the_server_allows_it():
