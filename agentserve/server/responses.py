@@ -164,8 +164,7 @@ class ResponsesRoutes:
 
         async def follow() -> None:
             try:
-                if not stored.body["background"]:
-                    await handle.result()  # a client that stays has it before us
+                # Read along: when the turn has ended, its buffer may no longer hold the beginning.
                 ended = await gather(self._turns.follow(going.resolved))
                 self._finish(principal, going, stored, ended)
             except AgentserveError as error:

@@ -201,13 +201,15 @@ def left_at_once(server, **more):
     return json.loads(data.removeprefix("data: "))["response"]["id"]
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_a_stream_that_nobody_reads_to_its_end_is_kept_and_can_be_gone_on_from(background):
-    with scripted(said("word " * 200, when="Hi"), said("Yes.", repeat=True)) as server:
-        name = left_at_once(server, background=background)
+@pytest.mark.parametrize("more", [{}, {"background": True}, {"top_logprobs": 20}])
+def test_a_stream_that_nobody_reads_to_its_end_is_kept_and_can_be_gone_on_from(more):
+    with scripted(said("word " * 300, when="Hi"), said("Yes.", repeat=True)) as server:
+        name = left_at_once(server, **more)
         now = ended(server, name)
         assert now["status"] == "completed"
-        assert now["output"][0]["content"][0]["text"] == "word " * 200
+        content = now["output"][0]["content"][0]
+        assert content["text"] == "word " * 300
+        assert len(content["logprobs"]) == (301 if "top_logprobs" in more else 0)
         after = server.post(PATH, body("Go", previous_response_id=name))
         assert reused(now, after.json())
 
