@@ -55,7 +55,8 @@ class TurnPreparer:
         run.previous = session.head_id
         if run.previous is None:
             run.warnings = list(self.text.composer.warnings)
-        run.warnings += _unenforced(session, request)
+        answer = answer_schema(request)
+        run.warnings += _unenforced(session, answer)
         run.fed = resolve_input(session, request.input, request.on_pending)
         require_plausible(session, run.fed.messages, self.text, info)
         in_reasoning = self._in_reasoning(run)
@@ -64,7 +65,7 @@ class TurnPreparer:
         require_room(session, run.prompt, info, self._settings.reserve_output)
         if self._script is not None and generates and not force:
             force = self._scripted(self._script, run, in_reasoning)
-        constraint = self._constraint(request, tools, in_reasoning)
+        constraint = self._constraint(request, tools, in_reasoning, answer)
         run.options = SubmitOptions(
             max_tokens=self._output_limit(run, info),
             stop_ids=list(self.text.tokenizer.stop_ids),
@@ -135,9 +136,12 @@ class TurnPreparer:
         return script.next(session.profile.system or "", text, in_reasoning=in_reasoning)
 
     def _constraint(
-        self, request: TurnRequest, tools: list[Tool], in_reasoning: bool
+        self,
+        request: TurnRequest,
+        tools: list[Tool],
+        in_reasoning: bool,
+        answer: dict[str, Any] | None,
     ) -> Constraint:
-        answer = answer_schema(request)
         if self._script is not None:  # what it says is what the model says, right or wrong
             return Constraint()
         return self._constraints.of(
@@ -149,11 +153,11 @@ class TurnPreparer:
         )
 
 
-def _unenforced(session: Session, request: TurnRequest) -> list[str]:
+def _unenforced(session: Session, answer: dict[str, Any] | None) -> list[str]:
     """Return what schemas ask in vain of the grammar: of tools once, of an answer each time."""
     told = []
-    if (answer := request.response_format) is not None and answer.schema is not None:
-        told += compilable.warnings("response_format.schema", answer.schema)
+    if answer is not None:
+        told += compilable.warnings("response_format.schema", answer)
     head, profile = session.head, session.profile
     if head is None or head.tools_version != profile.tools_version:
         for tool in profile.tools:

@@ -18,6 +18,16 @@ from agentserve.errors import (
 from agentserve.sessions.store import MemoryStore
 
 ANSWER = {"type": "json_schema", "schema": {"type": "object"}}
+NO_SCHEMAS = (
+    {"type": {"type": "object"}},
+    {"type": [[]]},
+    {"properties": 5, "minProperties": 1},
+    {"allOf": 5},
+    {"oneOf": None},
+    {"pattern": "(", "patternProperties": []},
+    {"minimum": "1", "type": "integer"},
+    {"multipleOf": {}, "type": "integer"},
+)
 
 
 async def test_unknown_tools_and_bad_parameters_are_refused():
@@ -31,6 +41,7 @@ async def test_unknown_tools_and_bad_parameters_are_refused():
             {"sampling": {"logit_bias": {"999999": 1.0}}},
             {"sampling": {"logit_bias": {"-1": 1.0}}},
             {"response_format": {"type": "json_schema"}},
+            *({"response_format": {**ANSWER, "schema": schema}} for schema in NO_SCHEMAS),
             {"response_format": ANSWER, "tool_choice": "required"},
             {"response_format": ANSWER, "tool_choice": {"name": "search"}},
             {"input": [{"type": "assistant", "content": "I said"}]},
