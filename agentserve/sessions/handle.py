@@ -64,6 +64,7 @@ class TurnHandle:
         self.readers -= 1
         if self.readers == 0:
             self.left_at = self._clock.monotonic()
+            self.lighten()
 
     def publish(self, event: Event) -> None:
         """Append an event, dropping the oldest ones beyond the bound."""
@@ -79,6 +80,17 @@ class TurnHandle:
         """Publish the one terminal event; `turn` is the result."""
         self._turn = turn
         self.publish(terminal)
+
+    def lighten(self) -> None:
+        """Let log probabilities go that no buffered delta has, once the turn has ended.
+
+        The bound does not count them twice, so it counts them no longer when the deltas are gone.
+        """
+        turn, whole = self._turn, len(self._events) == self._last
+        if turn is None or whole or not any(getattr(item, "logprobs", ()) for item in turn.output):
+            return
+        self._turn = _told(turn)
+        self._events = deque((_bare(event), size) for event, size in self._events)
 
     async def events(self, after: int = 0) -> AsyncIterator[tuple[int, Event]]:
         """Yield (sequence number, event) after `after`, up to the terminal event.
@@ -136,9 +148,13 @@ def _bare(event: Event) -> Event:
         (item,) = without_logprobs([event.item])
         return replace(event, item=item)
     if isinstance(event, TurnDone):
-        turn = event.turn
-        return replace(event, turn=replace(turn, output=without_logprobs(turn.output)))
+        return replace(event, turn=_told(event.turn))
     return event
+
+
+def _told(turn: Turn) -> Turn:
+    """Return a turn without log probabilities."""
+    return replace(turn, output=without_logprobs(turn.output))
 
 
 def finished_handle(turn: Turn, clock: Clock) -> TurnHandle:

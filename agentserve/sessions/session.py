@@ -257,5 +257,7 @@ class Session:
         """Remember a handle for followers; only the last few ended ones stay."""
         self.handles[handle.turn_id] = handle
         ended = [turn for turn, known in self.handles.items() if known.done]
+        for turn in ended:
+            self.handles[turn].lighten()
         for turn in ended[: max(0, len(ended) - KEPT_HANDLES)]:
             del self.handles[turn]

@@ -88,3 +88,27 @@ def test_the_grace_period_starts_when_the_last_reader_goes():
     assert one.left_at == 3
     one.attach()
     assert one.left_at is None
+
+
+def told(count):
+    return [wire.TokenLogprob(place, "a", [97], -1.0) for place in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 10])
+async def test_log_probabilities_stay_with_an_ended_turn_as_long_as_its_deltas_do(count):
+    one = handle(max_bytes=3000)
+    one.attach()
+    logprobs = told(count)
+    for place in range(count):
+        one.publish(wire.TextDelta(0, "a", logprobs[place : place + 1]))
+    item = wire.TextOut("i_1", "a" * count, logprobs)
+    one.publish(wire.ItemDone(0, item))
+    turn = wire.Turn("t_1", "s", None, "completed", CONTEXT, output=[item])
+    one.end(turn, wire.TurnDone(turn))
+    assert await one.result() is turn  # whoever waited has them
+    one.detach()
+    fits = count == 1
+    buffered = [event async for _, event in one.events(after=count)]
+    outputs = [(await one.result()).output[0], buffered[0].item, buffered[1].turn.output[0]]
+    assert [bool(output.logprobs) for output in outputs] == [fits] * 3
+    assert {output.text for output in outputs} == {item.text}
