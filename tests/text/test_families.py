@@ -8,7 +8,7 @@ import json
 import family_templates
 import pytest
 from compiling import Compiling
-from scanned import Scanned
+from scanned import Scanned, check_events
 from session_rig import convert
 
 from agentserve import families, wire
@@ -186,6 +186,31 @@ def test_what_is_read_as_a_call_in_a_constrained_turn_is_a_valid_one(format, fac
             free += any(getattr(item, "schema_errors", None) for item in wrong)
     assert calls > 5
     assert free > 1  # the same texts hold wrong calls where no grammar is
+
+
+FEW = [
+    {"enum": ["x", "y"]},
+    {"type": "string", "enum": ["x", "y"]},
+    {"const": "x"},
+    {"enum": ["x", 1]},
+    {"anyOf": [{"enum": ["x"]}, {"type": "null"}]},
+    {"$ref": "#/$defs/few"},
+]
+
+
+@pytest.mark.parametrize("name", ["qwen-coder", "glm", "minimax"])
+def test_white_space_around_one_of_a_few_strings_is_not_part_of_it(name, factory):
+    format = FORMATS[name]
+    said = format.form.write([("pick", {"which": " x "})])
+    for schema, given in [*((few, "x") for few in FEW), ({"type": "string"}, " x ")]:
+        parameters = {"type": "object", "properties": {"which": schema}, "$defs": {"few": FEW[0]}}
+        tool = wire.Tool("pick", parameters)
+        assert takes(factory, structural_tag([tool], "auto", format), said)
+        for pieces in ([said], [*said]):
+            scanned = Scanned(format, pieces, tools={"pick": tool})
+            check_events(scanned)
+            (call,) = scanned.items
+            assert (call.arguments, call.schema_errors) == ({"which": given}, []), schema
 
 
 def constrained(factory, spec, text, most=400):

@@ -12,19 +12,22 @@ _REFERENCES = 8  # that are followed one after the other
 
 def is_text(schema: dict[str, Any], name: str) -> bool:
     """Whether the parameter is a string whatever is written, so that it can be streamed."""
-    return value_types(schema, name) == {"string"}
+    free = _strings(_property(schema, name), schema, _REFERENCES) is None
+    return free and value_types(schema, name) == {"string"}
 
 
 def as_json(text: str, schema: dict[str, Any], name: str) -> str:
     """Return the JSON of the value of parameter `name` that is written as `text`.
 
-    A string where the schema wants one; else what `text` is as JSON, else the string.
+    A string where the schema wants one, without white space around it where only certain ones are
+    allowed; else what `text` is as JSON, else the string.
     """
     types = value_types(schema, name)
     bare = text.strip()
     bare = LITERALS.get(bare, bare)
     if "string" in types and not (bare == "null" and "null" in types):
-        return quote(text)
+        certain = _strings(_property(schema, name), schema, _REFERENCES) or ()
+        return quote(text.strip() if text not in certain and text.strip() in certain else text)
     try:
         value = msgspec.json.decode(bare)
     except (msgspec.DecodeError, RecursionError):
@@ -39,9 +42,33 @@ def quote(text: str) -> str:
 
 def value_types(schema: dict[str, Any], name: str) -> set[str]:
     """Return the types that the parameter's schema names; none when it does not tell."""
+    return _types(_property(schema, name), schema, _REFERENCES)
+
+
+def _property(schema: dict[str, Any], name: str) -> Any:
     properties = schema.get("properties")
-    found = properties.get(name) if isinstance(properties, dict) else None
-    return _types(found, schema, _REFERENCES)
+    return properties.get(name) if isinstance(properties, dict) else None
+
+
+def _strings(found: Any, root: dict[str, Any], depth: int) -> set[str] | None:
+    """Return the strings that the schema allows, None where these are not certain ones."""
+    if not isinstance(found, dict) or depth == 0:
+        return None
+    target = found.get("$ref")
+    if isinstance(target, str):
+        return _strings(_resolve(target, root), root, depth - 1)
+    if isinstance(found.get("enum"), list) or "const" in found:
+        values = found.get("enum", [found.get("const")])
+        return {value for value in values if isinstance(value, str)}
+    kind = found.get("type")
+    if isinstance(kind, str | list):
+        return None if "string" in kind else set()
+    options = found.get("anyOf", found.get("oneOf"))
+    parts = [
+        _strings(option, root, depth - 1)
+        for option in (options if isinstance(options, list) else ())
+    ]
+    return None if None in parts or not parts else set[str]().union(*filter(None, parts))
 
 
 def _types(found: Any, root: dict[str, Any], depth: int) -> set[str]:
