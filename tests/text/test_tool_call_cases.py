@@ -4,6 +4,8 @@ import pytest
 from scanned import Scanned, check_events
 from tool_call_cases import CASES
 
+from agentserve.sessions.forms.values import value_types
+
 LONG = 400  # characters; longer outputs are cut at fewer places
 
 
@@ -25,3 +27,21 @@ def test_it_is_read_right_at_every_split(case):
         scanned = Scanned(case.format, pieces, **case.options)
         assert scanned.items == whole.items, pieces
         check_events(scanned)
+
+
+def test_the_types_of_a_value_are_found_in_linear_time():
+    most = 300
+    places = {
+        f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}] * most} for level in range(6)
+    }
+    schema = {
+        "type": "object",
+        "properties": {"p": {"$ref": "#/$defs/d0"}, "q": {"$ref": "#/$defs/loop"}},
+        "$defs": {
+            **places,
+            "d6": {"type": ["integer", "null"]},
+            "loop": {"anyOf": [{"$ref": "#/$defs/loop"}] * most},
+        },
+    }
+    assert value_types(schema, "p") == {"integer", "null"}
+    assert value_types(schema, "q") == set()

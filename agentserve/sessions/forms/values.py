@@ -7,13 +7,11 @@ import msgspec
 
 LITERALS = {"True": "true", "False": "false", "None": "null"}  # of Python, in JSON
 _SCALARS: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
-_REFERENCES = 8  # that are followed one after the other
 
 
 def is_text(schema: dict[str, Any], name: str) -> bool:
     """Whether the parameter is a string whatever is written, so that it can be streamed."""
-    free = _strings(_property(schema, name), schema, _REFERENCES) is None
-    return free and value_types(schema, name) == {"string"}
+    return value_types(schema, name) == {"string"} and _strings(schema, name) is None
 
 
 def as_json(text: str, schema: dict[str, Any], name: str) -> str:
@@ -26,7 +24,7 @@ def as_json(text: str, schema: dict[str, Any], name: str) -> str:
     bare = text.strip()
     bare = LITERALS.get(bare, bare)
     if "string" in types and not (bare == "null" and "null" in types):
-        certain = _strings(_property(schema, name), schema, _REFERENCES) or ()
+        certain = _strings(schema, name) or ()
         return quote(text.strip() if text not in certain and text.strip() in certain else text)
     try:
         value = msgspec.json.decode(bare)
@@ -42,52 +40,56 @@ def quote(text: str) -> str:
 
 def value_types(schema: dict[str, Any], name: str) -> set[str]:
     """Return the types that the parameter's schema names; none when it does not tell."""
-    return _types(_property(schema, name), schema, _REFERENCES)
+    found = (_types_of(part) for part in _alternatives(schema, name))
+    return set[str]().union(*found)
 
 
-def _property(schema: dict[str, Any], name: str) -> Any:
+def _strings(schema: dict[str, Any], name: str) -> set[str] | None:
+    """Return the strings that the parameter can be, None where these are not certain ones."""
+    strings: set[str] = set()
+    for part in _alternatives(schema, name):
+        if (values := _values(part)) is not None:
+            strings.update(value for value in values if isinstance(value, str))
+        elif "string" in _types_of(part) or not _types_of(part):
+            return None
+    return strings
+
+
+def _alternatives(schema: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the schemas of which the parameter fits one, each once, references followed."""
     properties = schema.get("properties")
-    return properties.get(name) if isinstance(properties, dict) else None
+    found = [properties.get(name)] if isinstance(properties, dict) else []
+    parts: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    while found:
+        part = found.pop()
+        if not isinstance(part, dict):
+            continue
+        target = part.get("$ref")
+        if isinstance(target, str):
+            if target not in seen:
+                seen.add(target)
+                found.append(_resolve(target, schema))
+        elif isinstance(part.get("type"), str | list) or _values(part) is not None:
+            parts.append(part)
+        else:
+            options = [part[key] for key in ("anyOf", "oneOf") if isinstance(part.get(key), list)]
+            found += [option for listed in options for option in listed]
+            parts += [] if options else [part]
+    return parts
 
 
-def _strings(found: Any, root: dict[str, Any], depth: int) -> set[str] | None:
-    """Return the strings that the schema allows, None where these are not certain ones."""
-    if not isinstance(found, dict) or depth == 0:
-        return None
-    target = found.get("$ref")
-    if isinstance(target, str):
-        return _strings(_resolve(target, root), root, depth - 1)
-    if isinstance(found.get("enum"), list) or "const" in found:
-        values = found.get("enum", [found.get("const")])
-        return {value for value in values if isinstance(value, str)}
-    kind = found.get("type")
-    if isinstance(kind, str | list):
-        return None if "string" in kind else set()
-    options = found.get("anyOf", found.get("oneOf"))
-    parts = [
-        _strings(option, root, depth - 1)
-        for option in (options if isinstance(options, list) else ())
-    ]
-    return None if None in parts or not parts else set[str]().union(*filter(None, parts))
-
-
-def _types(found: Any, root: dict[str, Any], depth: int) -> set[str]:
-    if not isinstance(found, dict) or depth == 0:
-        return set()
-    target = found.get("$ref")
-    if isinstance(target, str):
-        return _types(_resolve(target, root), root, depth - 1)
-    kind = found.get("type")
+def _types_of(part: dict[str, Any]) -> set[str]:
+    kind = part.get("type")
     if isinstance(kind, str | list):
         return {kind} if isinstance(kind, str) else {item for item in kind if isinstance(item, str)}
-    if isinstance(found.get("enum"), list) or "const" in found:
-        return {_type_of(value) for value in found.get("enum", [found.get("const")])}
-    types: set[str] = set()
-    for key in ("anyOf", "oneOf"):
-        options = found.get(key)
-        for option in options if isinstance(options, list) else ():
-            types |= _types(option, root, depth - 1)
-    return types
+    return {_type_of(value) for value in _values(part) or ()}
+
+
+def _values(part: dict[str, Any]) -> list[Any] | None:
+    if isinstance(part.get("enum"), list):
+        return list(part["enum"])
+    return [part["const"]] if "const" in part else None
 
 
 def _type_of(value: Any) -> str:
