@@ -15,7 +15,16 @@ from agentserve import families, wire
 from agentserve.errors import InvalidRequest
 from agentserve.sessions.compose import Call, Conversation, Message
 from agentserve.sessions.grammar import openings, structural_tag, triggers
-from agentserve.sessions.toolformat import FORMATS, JSON, MISTRAL, MISTRAL_LIST, choose, detect
+from agentserve.sessions.toolformat import (
+    FORMATS,
+    HARMONY,
+    JSON,
+    KIMI,
+    MISTRAL,
+    MISTRAL_LIST,
+    choose,
+    detect,
+)
 
 INSTALLED = {
     name: source for name, source in families.installed_templates() if detect(source).native
@@ -156,6 +165,7 @@ LOOSE = [
     '[TOOL_CALLS] [{{"name": "{n}", "arguments": {{}}}}]',
     " to=functions.{n}<|channel|>commentary json<|message|>{{}}<|call|>",
     " to={n} code<|message|>{{}}<|call|>",
+    " to=<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{{}}<|call|>",
     "<|channel|>analysis to=functions.{n} code<|message|>{{}}<|call|>",
     "<|channel|>a to={n} <|channel|>commentary to=functions.ls <|constrain|>json<|message|>{{}}",
     "<|channel|>analysis<|message|>x<|channel|>commentary to={n}<|message|>{{}}<|call|>",
@@ -186,6 +196,24 @@ def test_what_is_read_as_a_call_in_a_constrained_turn_is_a_valid_one(format, fac
             free += any(getattr(item, "schema_errors", None) for item in wrong)
     assert calls > 5
     assert free > 1  # the same texts hold wrong calls where no grammar is
+
+
+def test_in_a_constrained_turn_the_receiver_that_opened_the_call_counts():
+    for before in (" to=", "<|channel|>analysis to=x "):
+        said = f"{before}<|channel|>commentary to=functions.ls <|constrain|>json<|message|>{{}}"
+        for pieces in ([said], [*said]):
+            read = Scanned(HARMONY, pieces, tools=TOOLS, triggers=triggers([GREP, LS], HARMONY))
+            assert read.plain == [("tool_call", "ls", {})]
+
+
+def test_the_number_of_a_call_is_no_longer_than_what_is_read(factory):
+    spec = structural_tag([GREP, LS], "auto", KIMI)
+    said = KIMI.form.write([("ls", {})])
+    for digits, taken in (("1" * 9, True), ("1" * 600, False)):
+        numbered = said.replace(":0<", f":{digits}<")
+        assert takes(factory, spec, numbered) == taken
+        read = Scanned(KIMI, [numbered], tools=TOOLS).plain
+        assert (read == [("tool_call", "ls", {})]) == taken
 
 
 FEW = [

@@ -57,10 +57,11 @@ class Harmony(Form, frozen=True):
             reading.decline(marker)  # no header is so long
             return
         header = window.text[window.at : window.at + end]
-        to = _TO.search(header)
+        to = next(
+            (to for to in _TO.finditer(header) if _opened(reading, header[: to.start(1)])), None
+        )
         channel = _IN_CHANNEL.search(header)
-        called = to is not None and reading.calls_on and _opened(reading, header[: to.start(1)])
-        if to is not None and called and (stop == _MESSAGE or window.ended):
+        if to is not None and reading.calls_on and (stop == _MESSAGE or window.ended):
             size = end + len(stop or "")
             yield from self._call(reading, to[1], size, cut=stop is None)
         elif stop != _MESSAGE:

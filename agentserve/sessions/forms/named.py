@@ -92,7 +92,7 @@ class Named(Form, frozen=True):
         begin, number, rest = self.written.partition("{1}")
         if number:
             parts = (
-                {"type": "regex", "pattern": "[0-9]+"},
+                {"type": "regex", "pattern": "[0-9]{1,9}"},
                 {"type": "const_string", "value": rest},
             )
             arguments = {"type": "sequence", "elements": [*parts, arguments]}
