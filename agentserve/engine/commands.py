@@ -122,9 +122,10 @@ class Commands:
         self, command: Submit, compiled: Compiled | None, since: float, *, held: bool = False
     ) -> None:
         sequence, tokens, forced = self._check(command, held=held)
-        matcher = new_matcher(compiled)
         keep = command.keep if sequence is not None else 0
         prompt = keep + len(tokens)
+        kept = sequence.log[prompt - command.said : keep] if sequence is not None else ()
+        matcher = new_matcher(compiled, [*kept, *tokens][-command.said :] if command.said else ())
         if sequence is None:
             before = self._ledger.sequences.get(command.sequence)
             self._ledger.close(command.sequence)

@@ -20,9 +20,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     tokens that are taken instead of the sampled ones, one per step; when it is used up the turn
     goes on by sampling, so a caller that wants the turn to end there puts a stop id last.
     `grammar` is opaque to the loop: a process of its own compiles it, and the submit changes
-    nothing until it has. A `background` turn only prefills (max_tokens=0), in steps that nobody
-    else wants and in blocks that are free: it pauses while others run, and ends early, as
-    "prefilled" with the kv_length that it reached, when no free block is left.
+    nothing until it has. It begins before the last `said` tokens of the prompt. A `background` turn
+    only prefills (max_tokens=0), in steps that nobody else wants and in blocks that are free: it
+    pauses while others run, and ends early, as "prefilled" with the kv_length that it reached, when
+    no free block is left.
     """
 
     turn: int
@@ -35,6 +36,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     stop_ids: list[int]
     sampling: SamplingParams = SamplingParams()
     grammar: str | None = None
+    said: int = 0
     force: bytes = b""
     background: bool = False
 

@@ -1,6 +1,7 @@
 """What a submit must satisfy before it changes anything."""
 
 from array import array
+from collections.abc import Iterable
 
 from agentserve.config import EngineSettings
 from agentserve.engine.grammars import Compiled, NotCompiled
@@ -32,10 +33,14 @@ def grammar_refusal(error: NotCompiled) -> Refusal:
     return Refusal("no_compiler" if error.fault else "bad_grammar", str(error))
 
 
-def new_matcher(compiled: Compiled | None) -> Matcher | None:
-    """Return a matcher of a compiled grammar, None without one."""
+def new_matcher(compiled: Compiled | None, said: Iterable[int] = ()) -> Matcher | None:
+    """Return a matcher of a compiled grammar after what was `said`, None without one."""
     try:
-        return compiled.matcher() if compiled is not None else None
+        matcher = compiled.matcher() if compiled is not None else None
+        if matcher is not None:
+            for token in said:
+                matcher.accept(token)
+        return matcher
     except Exception as error:  # a third party's library must not stop the engine
         raise Refusal("bad_grammar", str(error) or type(error).__name__) from error
 
@@ -69,6 +74,8 @@ class SubmitRules:
         """Let a turn over `prompt` tokens pass, with `waiting` turns ahead of it."""
         if prompt == 0 or command.max_tokens < 0:
             raise Refusal("invalid", "a turn needs at least one token and no negative max_tokens")
+        if not 0 <= command.said <= prompt:
+            raise Refusal("invalid", "only tokens of the prompt have been said")
         if command.background and command.max_tokens:
             raise Refusal("invalid", "a background turn only prefills: max_tokens is 0")
         if prompt + 1 > self._info.max_context:

@@ -20,6 +20,7 @@ class SubmitOptions(msgspec.Struct, frozen=True):
     stop_ids: list[int]
     sampling: SamplingParams
     grammar: str | None = None
+    said: int = 0  # of the prompt's last tokens, which the grammar has seen
     force: bytes = b""
     background: bool = False
 
@@ -99,6 +100,7 @@ class Mirror:
             stop_ids=options.stop_ids,
             sampling=options.sampling,
             grammar=options.grammar,
+            said=options.said,
             force=options.force,
             background=options.background,
         )

@@ -2,19 +2,26 @@
 
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentserve.config import ServerSettings
-from agentserve.engine.plan import RunnerInfo, pack
+from agentserve.engine.plan import RunnerInfo, pack, unpack
 from agentserve.errors import BadToolSchema, InvalidRequest
 from agentserve.sessions import compilable, sampling
 from agentserve.sessions.constraints import Constraint, Constraints
+from agentserve.sessions.conversation import Message
 from agentserve.sessions.grammar import validate_schema
 from agentserve.sessions.ids import CallIds, prompt_call_id
 from agentserve.sessions.mirror import SubmitOptions
 from agentserve.sessions.output import OutputStream
-from agentserve.sessions.prompt import compose, require_plausible, require_room, resolve_input
+from agentserve.sessions.prompt import (
+    Prompt,
+    compose,
+    require_plausible,
+    require_room,
+    resolve_input,
+)
 from agentserve.sessions.script import Script
 from agentserve.sessions.session import Session
 from agentserve.sessions.text import ModelText
@@ -59,18 +66,21 @@ class TurnPreparer:
         run.warnings += _unenforced(session, answer)
         run.fed = resolve_input(session, request.input, request.on_pending)
         require_plausible(session, run.fed.messages, self.text, info)
-        in_reasoning = self._in_reasoning(run)
+        before, message = _placed(run)
+        opened = self._opened(run, before)
+        in_reasoning = opened if message is None else _ends_in_reasoning(session)
         generates = not run.prefills_only
         run.prompt = compose(session, self.text, run.fed, generates=generates)
         require_room(session, run.prompt, info, self._settings.reserve_output)
         if self._script is not None and generates and not force:
             force = self._scripted(self._script, run, in_reasoning)
-        constraint = self._constraint(request, tools, in_reasoning, answer)
+        constraint = self._constraint(request, tools, opened, answer)
         run.options = SubmitOptions(
             max_tokens=self._output_limit(run, info),
             stop_ids=list(self.text.tokenizer.stop_ids),
             sampling=params,
             grammar=constraint.spec,
+            said=0 if message is None else _length(session, run.prompt, message),
             force=force,
         )
         run.output = OutputStream(
@@ -98,15 +108,11 @@ class TurnPreparer:
         run.fills_context = left <= self._settings.default_max_output_tokens
         return min(left, self._settings.default_max_output_tokens)
 
-    def _in_reasoning(self, run: TurnRun) -> bool:
-        head = run.session.head
-        if run.fed.continues is not None and head is not None:
-            output = run.session.tree.entries(head)[-1].output
-            return bool(output) and isinstance(output[-1], ReasoningOut)
-        messages = run.fed.messages
+    def _opened(self, run: TurnRun, before: Sequence[Message]) -> bool:
+        """Whether the prompt of a message that follows `before` opens its reasoning."""
         return self.text.composer.opens_reasoning(
             run.session.profile.template_options,
-            after_result=bool(messages) and messages[-1].role == "tool",
+            after_result=bool(before) and before[-1].role == "tool",
         )
 
     def _minter(self, run: TurnRun) -> Callable[[], str]:
@@ -139,7 +145,7 @@ class TurnPreparer:
         self,
         request: TurnRequest,
         tools: list[Tool],
-        in_reasoning: bool,
+        opened: bool,
         answer: dict[str, Any] | None,
     ) -> Constraint:
         if self._script is not None:  # what it says is what the model says, right or wrong
@@ -148,9 +154,30 @@ class TurnPreparer:
             tools,
             request.tool_choice,
             parallel=request.parallel_tool_calls,
-            in_reasoning=in_reasoning,
+            in_reasoning=opened,
             answer=answer,
         )
+
+
+def _placed(run: TurnRun) -> tuple[Sequence[Message], Message | None]:
+    """Return the messages that the turn's message follows, and what there is of it already."""
+    head = run.session.head
+    if run.fed.continues is None or head is None:
+        return run.fed.messages, None
+    *before, message = run.session.tree.messages(head)
+    return before, message
+
+
+def _ends_in_reasoning(session: Session) -> bool:
+    assert session.head is not None
+    output = session.tree.entries(session.head)[-1].output
+    return bool(output) and isinstance(output[-1], ReasoningOut)
+
+
+def _length(session: Session, prompt: Prompt, message: Message) -> int:
+    """Return how many tokens at the prompt's end are those of a message that goes on."""
+    assert session.head is not None
+    return len(unpack(message.ids or b"")) + len(prompt.log) - session.head.length
 
 
 def _unenforced(session: Session, answer: dict[str, Any] | None) -> list[str]:

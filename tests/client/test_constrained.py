@@ -74,6 +74,24 @@ def test_an_answer_is_json_of_its_schema(client):
     jsonschema.validate(json.loads(turn.text), schema)
 
 
+@pytest.mark.parametrize("tools", [(), (WEATHER, NOW)])
+@pytest.mark.parametrize("cut", [1, 2, 4])
+def test_an_answer_that_was_cut_goes_on_where_its_grammar_was(client, tools, cut):
+    schema = {
+        "type": "object",
+        "properties": {"degrees": {"type": "integer"}, "sky": {"enum": ["grey", "blue"]}},
+        "required": ["degrees", "sky"],
+    }
+    answer = {"type": "json_schema", "schema": schema}
+    session = client.session(tools=tools)
+    options = {"response_format": answer, "tool_choice": "none"}
+    parts = [session.step(QUESTION, max_output_tokens=cut, **options)]
+    while parts[-1].stop_reason == "max_tokens" and len(parts) < 4:
+        parts.append(session.step([], max_output_tokens=cut if len(parts) < 3 else 40, **options))
+    assert len(parts) == 4
+    jsonschema.validate(json.loads("".join(part.text for part in parts)), schema)
+
+
 def test_beside_tools_an_answer_of_a_schema_is_that_or_calls(client):
     schema = {
         "type": "object",

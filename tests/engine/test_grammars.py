@@ -8,7 +8,7 @@ from agentserve.config import EngineSettings
 from agentserve.engine.grammars import REMEMBER_S, START_S, Grammars, NotCompiled
 from agentserve.engine.messages import Close, Submit
 from agentserve.engine.plan import pack
-from agentserve.engine.simworld import ToyCompiler, ToyGrammar
+from agentserve.engine.simworld import EvenTokens, ToyCompiler, ToyGrammar
 
 PROMPT = list(range(20))
 
@@ -161,3 +161,28 @@ def submit_to(grammars, number, spec, namespace):
     command = Submit(number, number, 1, 0, pack([1]), namespace, 1, [], grammar=spec)
     assert grammars.find(spec) is None
     grammars.hold(command)
+
+
+@pytest.mark.parametrize(("keep", "said", "left"), [(True, 0, 5), (True, 3, 2), (False, 4, 1)])
+def test_a_grammar_begins_before_what_was_said_of_its_message(keep, said, left):
+    d = driver()
+    d.engine.grammars._compiler.done = True
+    log = PROMPT + d.output[d.run(1, PROMPT, max_tokens=2)]
+    where = {"tokens": log[-1:], "keep": len(log) - 1} if keep else {"tokens": log}
+    turn = d.run(1, **where, grammar="breaks:5", said=said, max_tokens=9)
+    assert (d.finished[turn].reason, len(d.output[turn])) == ("error", left)
+
+
+def test_a_grammar_that_breaks_on_what_was_said_changes_nothing(monkeypatch):
+    def broken(self, token):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(EvenTokens, "accept", broken)
+    d = driver()
+    d.engine.grammars._compiler.done = True
+    log = PROMPT + d.output[d.run(1, PROMPT, max_tokens=2)]
+    for said, code in ((9, "bad_grammar"), (len(log) + 1, "invalid"), (-1, "invalid")):
+        turn = d.submit(1, [], keep=len(log), grammar="even", said=said)
+        d.drain()
+        assert d.refused[turn].code == code
+    assert d.started[d.run(1, [], keep=len(log))].cached == len(log) - 1
