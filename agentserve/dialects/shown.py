@@ -74,7 +74,7 @@ async def steps(events: AsyncIterator[tuple[int, wire.Event]]) -> AsyncIterator[
             raise failure(event.error)
         elif isinstance(event, wire.TurnDone):
             require_answer(event.turn)
-            for step in writer.end():
+            for step in writer.end(event.turn):
                 yield step
             yield Ended(event.turn, writer.parts)
         else:
@@ -98,9 +98,19 @@ class _Writer:
             return self._done(event.item)
         return []
 
-    def end(self) -> list[Step]:
-        """Close what a cut has left open."""
-        return self._close() if self._open is not None else []
+    def end(self, turn: wire.Turn) -> list[Step]:
+        """Close what a cut has left open; say all of a turn of which only the end was told."""
+        if self.parts:
+            return self._close() if self._open is not None else []
+        return [step for item in turn.output for step in self._whole(item)]
+
+    def _whole(self, item: wire.OutputItem) -> list[Step]:
+        steps = self._start(item)
+        if isinstance(item, wire.TextOut):
+            steps += self._more(item.text, item.logprobs)
+        elif isinstance(item, wire.ReasoningOut):
+            steps += self._more(item.text)
+        return steps + self._done(item)
 
     def _start(self, item: wire.OutputItem) -> list[Step]:
         if isinstance(item, wire.TextOut):

@@ -16,11 +16,15 @@ MOST_BYTES = 64 * 1024  # of tools and schema as JSON; what is larger is not rem
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """`spec` is for the compiler, None where all is free; for the rest see `scan.Scanner`."""
+    """`spec` is for the compiler, None where all is free; for the others see `scan.Scanner`.
+
+    `answer_free`: an answer would be taken for a call, so that only calls are constrained.
+    """
 
     spec: str | None = None
     triggers: Sequence[str] = ()
     openings: Sequence[str] = ()
+    answer_free: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,29 @@ class Constraints:
         answer, format, more = wanted.answer, self._format, {"in_reasoning": wanted.in_reasoning}
         if not wanted.tools:
             return Constraint(None if answer is None else response_tag(answer, format, **more))
+        begin = openings(wanted.tools, format)
+        bare = any(opening.startswith("{") for opening in begin)
+        free = answer is not None and bare and begins_as_a_call(answer)
+        answer = None if free else answer
         spec = structural_tag(
             wanted.tools, wanted.choice, format, wanted.parallel, answer=answer, **more
         )
         if spec is None:
             return Constraint()
-        begin = () if answer is None else openings(wanted.tools, format)
-        return Constraint(spec, triggers(wanted.tools, format), begin)
+        known = begin if answer is not None else ()
+        return Constraint(spec, triggers(wanted.tools, format), known, free)
+
+
+def begins_as_a_call(schema: dict[str, Any]) -> bool:
+    """Whether a value of the schema may be an object whose first key is "name"."""
+    kind, properties = schema.get("type"), schema.get("properties")
+    if isinstance(kind, str) and kind != "object":
+        return False
+    loose = any(schema.get(key) not in (None, False) for key in _LOOSE)
+    return loose or kind != "object" or not properties or "name" in properties
+
+
+_LOOSE = (
+    *("additionalProperties", "patternProperties", "unevaluatedProperties"),
+    *("$ref", "$dynamicRef", "anyOf", "oneOf", "allOf", "enum", "const"),
+)

@@ -7,10 +7,7 @@ from typing import Any
 from agentserve import wire
 from agentserve.sessions.compilable import compilable
 from agentserve.sessions.forms.form import list_content, schema_content
-from agentserve.sessions.schemas import validate_schema
 from agentserve.sessions.toolformat import ToolFormat
-
-__all__ = ["openings", "response_tag", "structural_tag", "triggers", "validate_schema"]
 
 
 def structural_tag(

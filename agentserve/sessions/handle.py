@@ -95,11 +95,13 @@ class TurnHandle:
     async def events(self, after: int = 0) -> AsyncIterator[tuple[int, Event]]:
         """Yield (sequence number, event) after `after`, up to the terminal event.
 
-        The terminal event comes in any case, also to a reader who says that it has seen it.
-        Raises FellBehind when the next event is gone: `oldest_event` in its details is the first
-        that can still be read.
+        The terminal event comes in any case, also to a reader who says that it has seen it. It
+        comes alone to one who begins after the end, when the beginning is gone. Raises FellBehind
+        when the next event is gone: `oldest_event` in its details is the first that can still be
+        read.
         """
-        seen = min(after, self._last - 1 if self.done else self._last)
+        late = self.done and after == 0 and len(self._events) < self._last
+        seen = self._last - 1 if late else min(after, self._last - 1 if self.done else self._last)
         while True:
             while seen < self._last:
                 oldest = self._last - len(self._events) + 1

@@ -17,10 +17,10 @@ from agentserve.sessions.edits import (
     edit_tools,
     import_history,
 )
-from agentserve.sessions.grammar import validate_schema
 from agentserve.sessions.prepare import require_known
 from agentserve.sessions.prompt import compose, require_plausible, resolve_input
 from agentserve.sessions.registry import Registry, require_one_id
+from agentserve.sessions.schemas import validate_schema
 from agentserve.sessions.session import Profile, Session
 from agentserve.sessions.store import Store
 from agentserve.wire import (

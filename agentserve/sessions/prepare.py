@@ -11,7 +11,6 @@ from agentserve.errors import BadToolSchema, InvalidRequest
 from agentserve.sessions import compilable, sampling
 from agentserve.sessions.constraints import Constraint, Constraints
 from agentserve.sessions.conversation import Message
-from agentserve.sessions.grammar import validate_schema
 from agentserve.sessions.ids import CallIds, prompt_call_id
 from agentserve.sessions.mirror import SubmitOptions
 from agentserve.sessions.output import OutputStream
@@ -22,11 +21,16 @@ from agentserve.sessions.prompt import (
     require_room,
     resolve_input,
 )
+from agentserve.sessions.schemas import check_schema
 from agentserve.sessions.script import Script
 from agentserve.sessions.session import Session
 from agentserve.sessions.text import ModelText
 from agentserve.sessions.turn import TurnRun
 from agentserve.wire import NamedTool, ReasoningOut, Tool, TurnRequest
+
+ANSWER_FREE = (
+    "response_format is not enforced beside tools: its objects may begin as this model's calls do"
+)
 
 
 class TurnPreparer:
@@ -75,6 +79,8 @@ class TurnPreparer:
         if self._script is not None and generates and not force:
             force = self._scripted(self._script, run, in_reasoning)
         constraint = self._constraint(request, tools, opened, answer)
+        if constraint.answer_free:
+            run.warnings.append(ANSWER_FREE)
         run.options = SubmitOptions(
             max_tokens=self._output_limit(run, info),
             stop_ids=list(self.text.tokenizer.stop_ids),
@@ -227,7 +233,7 @@ def answer_schema(request: TurnRequest) -> dict[str, Any] | None:
     if answer.schema is None:
         raise InvalidRequest("json_schema needs a schema", param="response_format.schema")
     try:
-        validate_schema(Tool(name="answer", parameters=answer.schema))
+        check_schema(answer.schema, "response_format.schema")
     except BadToolSchema as error:
         raise InvalidRequest(error.message, param="response_format.schema") from None
     return answer.schema

@@ -80,7 +80,15 @@ def validate_schema(tool: wire.Tool) -> None:
     A strict tool's schema must be one that the grammar enforces as a whole.
     """
     where = f"tools.{tool.name}.parameters"
-    schema = tool.parameters
+    if tool.parameters.get("type", "object") != "object":
+        raise BadToolSchema("the parameters of a tool are an object", param=where)
+    check_schema(tool.parameters, where)
+    if tool.strict and (lost := compilable.warnings(where, tool.parameters)):
+        raise BadToolSchema(f"strict, but not all of it can be enforced: {lost[0]}", param=where)
+
+
+def check_schema(schema: dict[str, Any], where: str) -> None:
+    """Raise BadToolSchema unless `schema` is a schema, of bounded size; `where` names it."""
     depth, parts = _size(schema)
     if depth > _MAX_DEPTH:
         raise BadToolSchema(f"the schema is nested deeper than {_MAX_DEPTH} levels", param=where)
@@ -88,8 +96,6 @@ def validate_schema(tool: wire.Tool) -> None:
         raise BadToolSchema(f"the schema has more than {_MAX_PARTS} parts", param=where)
     if len(msgspec.json.encode(schema)) > _MAX_BYTES:
         raise BadToolSchema(f"the schema is larger than {_MAX_BYTES} bytes", param=where)
-    if schema.get("type", "object") != "object":
-        raise BadToolSchema("the parameters of a tool are an object", param=where)
     if remote := _remote_reference(schema):
         raise BadToolSchema(f"{remote!r}: only references inside the schema work", param=where)
     try:
@@ -99,8 +105,6 @@ def validate_schema(tool: wire.Tool) -> None:
         raise BadToolSchema(
             _short(f"{path}: {error.message}" if path else error.message), param=where
         ) from None
-    if tool.strict and (lost := compilable.warnings(where, schema)):
-        raise BadToolSchema(f"strict, but not all of it can be enforced: {lost[0]}", param=where)
 
 
 class SchemaChecker:

@@ -59,6 +59,16 @@ async def test_a_reader_that_fell_behind_is_told_where_to_go_on_and_the_turn_goe
     assert (await read(one, 100))[-1][1] == wire.TurnDone(TURN)
 
 
+async def test_who_begins_after_a_long_turn_has_ended_is_told_its_end():
+    one = handle(max_bytes=2000)
+    for _ in range(100):
+        one.publish(wire.TextDelta(0, "x" * 50))
+    one.end(TURN, wire.TurnDone(TURN))
+    assert await read(one) == [(101, wire.TurnDone(TURN))]
+    with pytest.raises(FellBehind):
+        await read(one, after=1)
+
+
 async def test_several_readers_see_the_same_events():
     one = handle()
     readers = [asyncio.create_task(read(one)) for _ in range(5)]

@@ -63,3 +63,33 @@ def test_what_is_large_is_made_anew():
     large = tool(path={"enum": ["x" * MOST_BYTES]})
     assert of(constraints, [large]) is not of(constraints, [large])
     assert of(constraints, [large]) == of(constraints, [large])
+
+
+CLOSED = {"type": "object", "properties": {"n": {}}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "alike"),
+    [
+        (CLOSED, False),
+        ({**CLOSED, "additionalProperties": False, "required": ["n"]}, False),
+        ({"type": "array"}, False),
+        ({"type": "string"}, False),
+        ({}, True),
+        ({"type": "object"}, True),
+        ({"type": ["object", "null"], "properties": {"n": {}}}, True),
+        ({"type": "object", "properties": {"n": {}, "name": {}}}, True),
+        ({**CLOSED, "additionalProperties": True}, True),
+        ({**CLOSED, "additionalProperties": {}}, True),
+        ({**CLOSED, "patternProperties": {"^n": {}}}, True),
+        ({**CLOSED, "anyOf": [{}]}, True),
+        ({"enum": [{"name": "ls", "arguments": {}}]}, True),
+    ],
+)
+def test_an_answer_that_may_look_like_a_bare_call_leaves_the_grammar_to_the_calls(answer, alike):
+    bare, tagged = of(Constraints(JSON), answer=answer), of(Constraints(HERMES), answer=answer)
+    assert bare.answer_free is alike
+    assert (bare == msgspec.structs.replace(of(Constraints(JSON)), answer_free=True)) is alike
+    assert bool(bare.openings) is not alike
+    assert tagged.openings
+    assert not tagged.answer_free

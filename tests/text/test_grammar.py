@@ -7,7 +7,8 @@ from compiling import Compiling
 
 from agentserve import wire
 from agentserve.errors import BadToolSchema
-from agentserve.sessions.grammar import response_tag, structural_tag, validate_schema
+from agentserve.sessions.grammar import response_tag, structural_tag
+from agentserve.sessions.schemas import validate_schema
 from agentserve.sessions.toolformat import HERMES, JSON
 
 GREP = wire.Tool(
@@ -178,6 +179,9 @@ def test_an_answer_follows_its_json_schema(factories):
     assert takes(factory, "smollm2", response_tag(schema), '{"n": 12}')
     assert not takes(factory, "smollm2", response_tag(schema), '{"n": "12"}')
     assert takes(factories["qwen3"], "qwen3", response_tag(schema, HERMES), '{"n": 12}')
+    numbers = response_tag({"type": "array", "items": {"type": "integer"}})
+    assert takes(factory, "smollm2", numbers, "[1, 2]")
+    assert not takes(factory, "smollm2", numbers, '["1"]')
 
 
 def test_no_tools_or_no_calls_is_no_constraint():
