@@ -40,7 +40,8 @@ from agentserve.engine.plan import pack
 from agentserve.engine.process import ProcessLink
 from agentserve.errors import BadToolSchema
 from agentserve.model.prepare import prepare
-from agentserve.sessions.grammar import structural_tag, validate_schema
+from agentserve.sessions.grammar import structural_tag
+from agentserve.sessions.schemas import validate_schema
 from agentserve.sessions.toolformat import JSON
 
 PROMPTS = (tuple(range(200, 240)), tuple(range(900, 1000)))
