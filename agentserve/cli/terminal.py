@@ -140,6 +140,7 @@ class Screen:
 def summary(turn: wire.Turn) -> str:
     """Return a turn's figures in one line: speed, cached tokens by tier, context."""
     usage, kv = turn.usage, turn.kv
+    computed = usage.input_tokens - usage.cached_tokens  # of `new` another session may have some
     seconds = turn.timing_ms.decode / 1000
     speed = f", {usage.output_tokens / seconds:.1f} tok/s" if seconds else ""
     tiers = [
@@ -148,7 +149,7 @@ def summary(turn: wire.Turn) -> str:
     where = f" ({', '.join(tiers)})" if tiers else ""
     return (
         f"[{usage.output_tokens} tokens{speed} | cached {usage.cached_tokens}{where}, "
-        f"new {usage.new_tokens} | context {turn.context.used} of {turn.context.limit}]"
+        f"computed {computed} | context {turn.context.used} of {turn.context.limit}]"
     )
 
 

@@ -2,14 +2,12 @@
 
 import re
 
-# After whole strings and what is neither bracket nor string: a run of opening brackets, a closing
-# one, a string that is not whole, or what JSON has not.
-_TOKEN = re.compile(
-    r'(?:[\s\w.,:+\-]++|"(?:[^"\\\x00-\x1f]++|\\.)*+")*+'
-    r'(?:(?P<open>[{\[]++)|[}\]]|(?P<string>")|(?P<bad>.))',
-    re.DOTALL,
-)
-_STRING = re.compile(r'(?:[^"\\\x00-\x1f]++|\\.)*+', re.DOTALL)
+# No group is possessive: before Python 3.11.5 one is matched wrongly (CPython's gh-106052).
+_INSIDE = r'[^"\\\x00-\x1f]*+(?:\\.[^"\\\x00-\x1f]*+)*'  # of a string
+_STRING = re.compile(_INSIDE, re.DOTALL)
+# Whole strings, and what is neither bracket nor string.
+_PLAIN = re.compile(rf'(?:[\s\w.,:+\-]++|"{_INSIDE}")*', re.DOTALL)
+_OPENING = re.compile(r"[{\[]*+")
 
 
 class Brackets:
@@ -34,29 +32,29 @@ class Brackets:
                 at, state = self._string(text, at)
                 if state != "closed":
                     return at, state
-            match = _TOKEN.match(text, at)
-            if match is None:
-                return len(text), "open"
-            at = match.end()
-            kind = match.lastgroup
-            if kind == "open":
-                self._depth += len(match["open"])
-            elif kind == "string":
+            at = _end(_PLAIN, text, at)
+            opened = _end(_OPENING, text, at) - at
+            at, self._depth = at + opened, self._depth + opened
+            if opened:
+                continue
+            if at == len(text):
+                return at, "open"
+            if text[at] == '"':
                 self._in_string = True
-            elif kind == "bad":
-                return at - 1, "broken"
-            else:
+            elif text[at] in "}]":
                 self._depth -= 1
                 if self._depth <= floor:
-                    return at, "closed"
+                    return at + 1, "closed"
+            else:
+                return at, "broken"
+            at += 1
 
     def _string(self, text: str, at: int) -> tuple[int, str]:
         """Go on inside a string: to behind its end, "broken" at a character that it cannot have."""
         if self._escaped and at < len(text):
             self._escaped = False
             at += 1
-        match = _STRING.match(text, at)
-        at = match.end() if match else at
+        at = _end(_STRING, text, at)
         if at == len(text):
             return at, "open"
         if text[at] == "\\":  # the last character
@@ -66,3 +64,9 @@ class Brackets:
             return at, "broken"
         self._in_string = False
         return at + 1, "closed"
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Return where a match of `pattern` at `at` ends."""
+    match = pattern.match(text, at)
+    return match.end() if match else at
