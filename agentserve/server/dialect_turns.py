@@ -19,7 +19,7 @@ from agentserve.dialects.common import decode
 from agentserve.dialects.finding import SIGNALS
 from agentserve.dialects.index import Position
 from agentserve.dialects.resolve import Resolved, Resolver
-from agentserve.dialects.shown import Ended, Step, gather, steps
+from agentserve.dialects.shown import Begun, Ended, Step, gather, steps
 from agentserve.errors import AgentserveError
 from agentserve.server.answers import json_response, unexpected
 from agentserve.server.body import read_body, while_connected
@@ -98,7 +98,7 @@ class DialectTurns:
 
     async def follow(self, resolved: Resolved) -> AsyncGenerator[Step, None]:
         """Yield what a turn shows; its end is remembered before anybody is told."""
-        async for step in steps(resolved.handle.events()):
+        async for step in _steps(resolved.handle):
             if isinstance(step, Ended):
                 self.resolver.finish(resolved, step.turn, step.parts)
             yield step
@@ -150,6 +150,21 @@ class DialectTurns:
         except Exception:
             logger.exception("a stream broke")
             yield error_frame(unexpected())
+
+
+async def _steps(handle: TurnHandle) -> AsyncGenerator[Step, None]:
+    """Yield what a turn shows, all of it at its end if it was too fast to be followed."""
+    shown = False
+    try:
+        async for step in steps(handle.events()):
+            shown = shown or not isinstance(step, Begun)
+            yield step
+    except FellBehind:
+        if shown:
+            raise
+        await handle.result()
+        async for step in steps(handle.events()):
+            yield step
 
 
 @contextlib.contextmanager
