@@ -14,6 +14,8 @@ from agentserve.sessions.toolformat import ToolFormat
 
 __all__ = ["Scanner", "Sink"]
 
+MOST_SIGNS = 16_384  # of calls and reasoning in a message; what follows so many of them is text
+
 
 class Scanner:
     """Scans one message. `tools` are the declared ones; without `tools_on` calls are text.
@@ -90,10 +92,11 @@ class Scanner:
     def _message(self) -> Wait[None]:
         reading, window = self._reading, self._window
         yield from self._lead()
-        while not reading.stopped:
+        signs = 0
+        while not reading.stopped and signs < MOST_SIGNS:
+            signs += 1
             if self._openings and not reading.in_reasoning and (yield from self._answers()):
-                yield from window.until(_NOTHING, reading.say)
-                return
+                break
             marker = yield from window.until(self._markers(), reading.say)
             if marker is None:
                 return
@@ -110,6 +113,8 @@ class Scanner:
                 if window.position == before:  # a reader's fault must not hang the server
                     self.stalled = True
                     reading.decline(marker)
+        if not reading.stopped:
+            yield from window.until(_NOTHING, reading.say)
 
     def _answers(self) -> Wait[bool]:
         """Whether what comes next is the answer, neither a call nor reasoning."""

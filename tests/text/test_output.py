@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pushed import GREP, LS, feed, open_stream
 
 from agentserve import wire
+from agentserve.sessions import scan
 from agentserve.sessions.emitter import MOST_CALLS
 from agentserve.sessions.toolformat import HERMES, JSON
 
@@ -257,6 +258,16 @@ def test_generation_stops_after_the_most_calls_that_a_message_may_have():
     stream, _, _ = feed(JSON, "\n".join([LS] * (MOST_CALLS + 9)))
     assert stream.stopped == "tool_calls"
     assert [item.name for item in stream.items] == ["ls"] * MOST_CALLS
+
+
+def test_what_follows_more_signs_than_a_message_has_is_text(monkeypatch):
+    monkeypatch.setattr(scan, "MOST_SIGNS", 20)
+    call = HERMES.call("ls", {})
+    for nothing, called in ((3, True), (30, False)):
+        text = "a <think> </think> " * nothing + "<tool_call>no</tool_call>" * nothing + call
+        streams = [feed(HERMES, text, step=step, parallel=True)[0].items for step in (1, 7, 9999)]
+        assert plain(streams[0]) == plain(streams[1]) == plain(streams[2])
+        assert any(isinstance(item, wire.ToolCallOut) for item in streams[0]) == called
 
 
 def test_without_tools_a_call_is_text():
