@@ -26,7 +26,7 @@ from agentserve.sessions.script import Script
 from agentserve.sessions.session import Session
 from agentserve.sessions.text import ModelText
 from agentserve.sessions.turn import TurnRun
-from agentserve.wire import NamedTool, ReasoningOut, Tool, TurnRequest
+from agentserve.wire import NamedTool, Tool, TurnRequest
 
 ANSWER_FREE = (
     "response_format is not enforced beside tools: its objects may begin as this model's calls do"
@@ -72,7 +72,7 @@ class TurnPreparer:
         require_plausible(session, run.fed.messages, self.text, info)
         before, message = _placed(run)
         opened = self._opened(run, before)
-        in_reasoning = opened if message is None else _ends_in_reasoning(session)
+        in_reasoning = opened if message is None else _reasons(session)
         generates = not run.prefills_only
         run.prompt = compose(session, self.text, run.fed, generates=generates)
         require_room(session, run.prompt, info, self._settings.reserve_output)
@@ -174,10 +174,8 @@ def _placed(run: TurnRun) -> tuple[Sequence[Message], Message | None]:
     return before, message
 
 
-def _ends_in_reasoning(session: Session) -> bool:
-    assert session.head is not None
-    output = session.tree.entries(session.head)[-1].output
-    return bool(output) and isinstance(output[-1], ReasoningOut)
+def _reasons(session: Session) -> bool:
+    return session.head is not None and session.head.reasons
 
 
 def _length(session: Session, prompt: Prompt, message: Message) -> int:
