@@ -12,6 +12,8 @@ import msgspec
 
 from agentserve.engine.plan import RunnerInfo, SamplingParams, TokenLogprobs
 
+NOTHING_FITS = "grammar: no token can follow"  # message of a turn whose grammar has a dead end
+
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Cut the sequence to `keep` tokens, append `tokens`, and generate.

@@ -36,6 +36,6 @@ async def test_reasoning_goes_on_after_a_cut_and_ends_where_it_ends():
             assert turns[0].stop_reason == "max_tokens"
             turns += [await r.forced(s, [], second[:1], max_output_tokens=0)]
             turns.append(await r.forced(s, [], second))
-            assert joined(sum((turn.output for turn in turns), [])) == whole, cut
+            assert joined([item for turn in turns for item in turn.output]) == whole, cut
     assert cuts[0].strip() == TAGS[0]
     assert any(first.strip().endswith(TAGS[1]) for first in cuts)
