@@ -169,7 +169,7 @@ def _placed(run: TurnRun) -> tuple[Sequence[Message], Message | None]:
     """Return the messages that the turn's message follows, and what there is of it already."""
     head = run.session.head
     if run.fed.continues is None or head is None:
-        return run.fed.messages, None
+        return run.fed.messages or run.session.tree.messages(head), None
     *before, message = run.session.tree.messages(head)
     return before, message
 
