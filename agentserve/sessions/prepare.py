@@ -78,7 +78,9 @@ class TurnPreparer:
         require_room(session, run.prompt, info, self._settings.reserve_output)
         if self._script is not None and generates and not force:
             force = self._scripted(self._script, run, in_reasoning)
-        constraint = self._constraint(request, tools, opened, answer)
+        # A call that was cut is no call, whatever follows: one that is required begins anew.
+        fresh = message is None or request.tool_choice not in ("auto", "none")
+        constraint = self._constraint(request, tools, in_reasoning if fresh else opened, answer)
         if constraint.answer_free:
             run.warnings.append(ANSWER_FREE)
         run.options = SubmitOptions(
@@ -86,7 +88,8 @@ class TurnPreparer:
             stop_ids=list(self.text.tokenizer.stop_ids),
             sampling=params,
             grammar=constraint.spec,
-            said=0 if message is None else _length(session, run.prompt, message),
+            said=0 if fresh or message is None else _length(session, run.prompt, message),
+            anew=in_reasoning == opened,
             force=force,
         )
         run.output = OutputStream(

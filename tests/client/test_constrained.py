@@ -92,6 +92,17 @@ def test_an_answer_that_was_cut_goes_on_where_its_grammar_was(client, tools, cut
     jsonschema.validate(json.loads("".join(part.text for part in parts)), schema)
 
 
+def test_what_is_asked_of_the_rest_of_a_message_holds_for_that(client):
+    session = client.session(tools=[WEATHER, NOW])
+    assert session.step(QUESTION, max_output_tokens=3, tool_choice="none").text
+    turn = session.step([], max_output_tokens=40, tool_choice={"name": "now"})
+    assert [call.name for call in turn.tool_calls][:1] == ["now"], turn
+    session = client.session()
+    assert session.step(QUESTION, max_output_tokens=3).text
+    answer = {"type": "json_schema", "schema": {"enum": [1, 2]}}
+    assert session.step([], max_output_tokens=5, response_format=answer).text in ("1", "2")
+
+
 DEAD = {"anyOf": [{"$ref": "#/properties/x"}]}
 ENDLESS = {"type": "object", "properties": {"x": DEAD}, "required": ["x"]}
 
