@@ -125,7 +125,8 @@ class Commands:
         keep = command.keep if sequence is not None else 0
         prompt = keep + len(tokens)
         kept = sequence.log[prompt - command.said : keep] if sequence is not None else ()
-        matcher = new_matcher(compiled, [*kept, *tokens][-command.said :] if command.said else ())
+        said = [*kept, *tokens][-command.said :] if command.said else ()
+        matcher = new_matcher(compiled, said, anew=command.anew)
         if sequence is None:
             before = self._ledger.sequences.get(command.sequence)
             self._ledger.close(command.sequence)

@@ -18,7 +18,7 @@ from agentserve.engine.commit import Committer
 from agentserve.engine.costs import CostModel
 from agentserve.engine.grammars import Compiler, Grammars
 from agentserve.engine.ledger import Ledger
-from agentserve.engine.messages import Command, Event, Started, Stats
+from agentserve.engine.messages import NOTHING_FITS, Command, Event, Started, Stats
 from agentserve.engine.plan import Runner
 from agentserve.engine.report import count_lost, stats_of
 from agentserve.engine.rules import SubmitRules
@@ -208,6 +208,8 @@ class Engine:
             except Exception as error:  # a grammar's fault stays with its turn
                 turn.fault = f"grammar: {error}"
             else:
-                if mask is not None:
+                if mask is not None and not mask.strip(b"\0"):
+                    turn.fault = NOTHING_FITS
+                elif mask is not None:
                     masks[number] = mask
         return masks

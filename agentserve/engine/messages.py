@@ -12,6 +12,8 @@ import msgspec
 
 from agentserve.engine.plan import RunnerInfo, SamplingParams, TokenLogprobs
 
+NOTHING_FITS = "grammar: no token can follow"  # message of a turn whose grammar has a dead end
+
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Cut the sequence to `keep` tokens, append `tokens`, and generate.
@@ -20,7 +22,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     tokens that are taken instead of the sampled ones, one per step; when it is used up the turn
     goes on by sampling, so a caller that wants the turn to end there puts a stop id last.
     `grammar` is opaque to the loop: a process of its own compiles it, and the submit changes
-    nothing until it has. It begins before the last `said` tokens of the prompt. A `background` turn
+    nothing until it has. It begins before the last `said` tokens of the prompt; with `anew`, after
+    them where they do not fit. A `background` turn
     only prefills (max_tokens=0), in steps that nobody else wants and in blocks that are free: it
     pauses while others run, and ends early, as "prefilled" with the kv_length that it reached, when
     no free block is left.
@@ -37,6 +40,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     sampling: SamplingParams = SamplingParams()
     grammar: str | None = None
     said: int = 0
+    anew: bool = False
     force: bytes = b""
     background: bool = False
 

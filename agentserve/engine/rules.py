@@ -33,13 +33,20 @@ def grammar_refusal(error: NotCompiled) -> Refusal:
     return Refusal("no_compiler" if error.fault else "bad_grammar", str(error))
 
 
-def new_matcher(compiled: Compiled | None, said: Iterable[int] = ()) -> Matcher | None:
-    """Return a matcher of a compiled grammar after what was `said`, None without one."""
+def new_matcher(
+    compiled: Compiled | None, said: Iterable[int] = (), *, anew: bool = False
+) -> Matcher | None:
+    """Return a matcher of a compiled grammar after what was `said`, None without one.
+
+    `anew`: a new one if what was said does not fit.
+    """
     try:
         matcher = compiled.matcher() if compiled is not None else None
         if matcher is not None:
             for token in said:
                 matcher.accept(token)
+            if anew and matcher.broken and compiled is not None:
+                return compiled.matcher()
         return matcher
     except Exception as error:  # a third party's library must not stop the engine
         raise Refusal("bad_grammar", str(error) or type(error).__name__) from error

@@ -19,6 +19,11 @@ class Matcher(Protocol):
         """Return the packed bitmask of allowed next tokens; None allows any."""
         ...
 
+    @property
+    def broken(self) -> bool:
+        """Whether it had to accept a token that it would not allow."""
+        ...
+
     def accept(self, token: int) -> None:
         """Advance by `token`; safe for forced tokens that the grammar would not allow."""
         ...

@@ -146,6 +146,11 @@ class EvenTokens:
             raise RuntimeError("this grammar breaks here")
         return self._mask
 
+    @property
+    def broken(self) -> bool:
+        """Return whether it has failed."""
+        return self._left == 0
+
     def accept(self, token: int) -> None:
         """Count a token."""
         if self._left is not None:

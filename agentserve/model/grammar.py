@@ -72,6 +72,11 @@ class XGrammarMatcher:
         """Whether the output can end here."""
         return bool(self._matcher.is_completed())
 
+    @property
+    def broken(self) -> bool:
+        """Whether a token did not fit, which ended the constraint."""
+        return isinstance(self._matcher, _Free)
+
     def accept(self, token: int) -> None:
         """Advance by `token`. A forced token that does not fit ends the constraint."""
         if not self._matcher.is_terminated() and not self._matcher.accept_token(token):

@@ -80,8 +80,12 @@ class Constraints:
 def begins_as_a_call(schema: dict[str, Any]) -> bool:
     """Whether a value of the schema may be an object whose first key is "name"."""
     kind, properties = schema.get("type"), schema.get("properties")
-    if isinstance(kind, str) and kind != "object":
+    if kind is not None and "object" not in ([kind] if isinstance(kind, str) else kind):
         return False
+    if not schema.keys() - {"enum", "const"}:
+        values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
+        if values:
+            return any(isinstance(value, dict) and "name" in value for value in values)
     loose = any(schema.get(key) not in (None, False) for key in _LOOSE)
     return loose or kind != "object" or not properties or "name" in properties
 

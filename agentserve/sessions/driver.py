@@ -36,7 +36,7 @@ from agentserve.sessions.ahead import PrefillAhead
 from agentserve.sessions.commit import TurnCommitter
 from agentserve.sessions.prepare import TurnPreparer
 from agentserve.sessions.prepared import PreparedHistory
-from agentserve.sessions.refusals import as_refusal, refusal
+from agentserve.sessions.refusals import as_refusal, failure, refusal
 from agentserve.sessions.residency import ResidencyBoard
 from agentserve.sessions.session import Session
 from agentserve.sessions.store import Store
@@ -188,7 +188,7 @@ class TurnDriver:
                     run.session.mirror.refused()  # it still waited for its grammar
                 else:
                     run.session.mirror.settle(event.log_length, event.kv_length)
-                error = EngineError(event.message) if event.reason == "error" else None
+                error = failure(run, event.message) if event.reason == "error" else None
                 await self._end(run, event, error)
             else:
                 await self._on_refused(run, event)

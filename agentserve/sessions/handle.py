@@ -82,12 +82,14 @@ class TurnHandle:
         self.publish(terminal)
 
     def lighten(self) -> None:
-        """Let log probabilities go that no buffered delta has, once the turn has ended.
+        """Let log probabilities go that no buffered delta has, once the last reader went.
 
         The bound does not count them twice, so it counts them no longer when the deltas are gone.
         """
         turn, whole = self._turn, len(self._events) == self._last
-        if turn is None or whole or not any(getattr(item, "logprobs", ()) for item in turn.output):
+        if turn is None or whole or self.readers:
+            return
+        if not any(getattr(item, "logprobs", ()) for item in turn.output):
             return
         self._turn = _told(turn)
         self._events = deque((_bare(event), size) for event, size in self._events)

@@ -21,6 +21,7 @@ class SubmitOptions(msgspec.Struct, frozen=True):
     sampling: SamplingParams
     grammar: str | None = None
     said: int = 0  # of the prompt's last tokens, which the grammar has seen
+    anew: bool = False  # the grammar may begin after them
     force: bytes = b""
     background: bool = False
 
@@ -101,6 +102,7 @@ class Mirror:
             sampling=options.sampling,
             grammar=options.grammar,
             said=options.said,
+            anew=options.anew,
             force=options.force,
             background=options.background,
         )

@@ -62,6 +62,11 @@ class OutputStream:
         return self._emitter.items
 
     @property
+    def in_reasoning(self) -> bool:
+        """Whether reasoning is open."""
+        return self._scanner.in_reasoning
+
+    @property
     def reasoning_tokens(self) -> int:
         """Ids that were spent on reasoning, its tags included."""
         if self._scanner.in_reasoning:

@@ -26,7 +26,7 @@ from agentserve.sessions.script import Script
 from agentserve.sessions.session import Session
 from agentserve.sessions.text import ModelText
 from agentserve.sessions.turn import TurnRun
-from agentserve.wire import NamedTool, ReasoningOut, Tool, TurnRequest
+from agentserve.wire import NamedTool, Tool, TurnRequest
 
 ANSWER_FREE = (
     "response_format is not enforced beside tools: its objects may begin as this model's calls do"
@@ -72,13 +72,15 @@ class TurnPreparer:
         require_plausible(session, run.fed.messages, self.text, info)
         before, message = _placed(run)
         opened = self._opened(run, before)
-        in_reasoning = opened if message is None else _ends_in_reasoning(session)
+        in_reasoning = opened if message is None else _reasons(session)
         generates = not run.prefills_only
         run.prompt = compose(session, self.text, run.fed, generates=generates)
         require_room(session, run.prompt, info, self._settings.reserve_output)
         if self._script is not None and generates and not force:
             force = self._scripted(self._script, run, in_reasoning)
-        constraint = self._constraint(request, tools, opened, answer)
+        # A call that was cut is no call, whatever follows: one that is required begins anew.
+        fresh = message is None or request.tool_choice not in ("auto", "none")
+        constraint = self._constraint(request, tools, in_reasoning if fresh else opened, answer)
         if constraint.answer_free:
             run.warnings.append(ANSWER_FREE)
         run.options = SubmitOptions(
@@ -86,7 +88,8 @@ class TurnPreparer:
             stop_ids=list(self.text.tokenizer.stop_ids),
             sampling=params,
             grammar=constraint.spec,
-            said=0 if message is None else _length(session, run.prompt, message),
+            said=0 if fresh or message is None else _length(session, run.prompt, message),
+            anew=in_reasoning == opened,
             force=force,
         )
         run.output = OutputStream(
@@ -169,15 +172,13 @@ def _placed(run: TurnRun) -> tuple[Sequence[Message], Message | None]:
     """Return the messages that the turn's message follows, and what there is of it already."""
     head = run.session.head
     if run.fed.continues is None or head is None:
-        return run.fed.messages, None
+        return run.fed.messages or run.session.tree.messages(head), None
     *before, message = run.session.tree.messages(head)
     return before, message
 
 
-def _ends_in_reasoning(session: Session) -> bool:
-    assert session.head is not None
-    output = session.tree.entries(session.head)[-1].output
-    return bool(output) and isinstance(output[-1], ReasoningOut)
+def _reasons(session: Session) -> bool:
+    return session.head is not None and session.head.reasons
 
 
 def _length(session: Session, prompt: Prompt, message: Message) -> int:

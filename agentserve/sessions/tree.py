@@ -67,6 +67,7 @@ class TurnNode(msgspec.Struct, frozen=True):
     moved: tuple[Recomputed, ...] = ()  # tokens after kv_length that had KV at other positions
     tools_version: int = 0
     continuable: bool = False  # an empty input goes on with the last message
+    reasons: bool = False  # that message's reasoning is open
 
     @property
     def length(self) -> int:

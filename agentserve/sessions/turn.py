@@ -270,7 +270,8 @@ class TurnRun:
         entry = self._entry(items, (*self.fed.messages, message), calls)
         anchor = Anchor(len(log), count)
         continuable = outcome.stop_reason == "max_tokens" and not calls
-        return self._node(log, entry, anchor, (kv_length, continuable)), log
+        node = self._node(log, entry, anchor, (kv_length, continuable))
+        return msgspec.structs.replace(node, reasons=self.output.in_reasoning), log
 
     def _message_start(self) -> int:
         """Return where in the log this turn's part of the message begins."""

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from agentserve import Client, wire
-from agentserve.errors import BadToolSchema
+from agentserve.errors import BadToolSchema, InvalidRequest
 
 pytestmark = pytest.mark.model
 
@@ -90,6 +90,33 @@ def test_an_answer_that_was_cut_goes_on_where_its_grammar_was(client, tools, cut
         parts.append(session.step([], max_output_tokens=cut if len(parts) < 3 else 40, **options))
     assert len(parts) == 4
     jsonschema.validate(json.loads("".join(part.text for part in parts)), schema)
+
+
+def test_what_is_asked_of_the_rest_of_a_message_holds_for_that(client):
+    session = client.session(tools=[WEATHER, NOW])
+    assert session.step(QUESTION, max_output_tokens=3, tool_choice="none").text
+    turn = session.step([], max_output_tokens=40, tool_choice={"name": "now"})
+    assert [call.name for call in turn.tool_calls][:1] == ["now"], turn
+    session = client.session()
+    assert session.step(QUESTION, max_output_tokens=3).text
+    answer = {"type": "json_schema", "schema": {"enum": [1, 2]}}
+    assert session.step([], max_output_tokens=5, response_format=answer).text in ("1", "2")
+
+
+DEAD = {"anyOf": [{"$ref": "#/properties/x"}]}
+ENDLESS = {"type": "object", "properties": {"x": DEAD}, "required": ["x"]}
+
+
+@pytest.mark.parametrize("schema", [ENDLESS, {"type": "string", "pattern": r"^[^\s\S]$"}])
+def test_a_schema_without_a_value_is_the_client_s_fault(client, schema):
+    answer = {"type": "json_schema", "schema": schema}
+    with pytest.raises(InvalidRequest):
+        client.session().step(QUESTION, response_format=answer, max_output_tokens=9)
+    tool = wire.Tool("dead", {**ENDLESS, "properties": {"x": DEAD}})
+    with pytest.raises(BadToolSchema):
+        client.session(tools=[tool]).step(
+            QUESTION, tool_choice="required", max_output_tokens=20, parallel_tool_calls=False
+        )
 
 
 def test_beside_tools_an_answer_of_a_schema_is_that_or_calls(client):

@@ -173,6 +173,15 @@ def test_a_grammar_begins_before_what_was_said_of_its_message(keep, said, left):
     assert (d.finished[turn].reason, len(d.output[turn])) == ("error", left)
 
 
+@pytest.mark.parametrize(("said", "anew", "left"), [(3, True, 3), (3, False, 0), (2, True, 1)])
+def test_a_grammar_that_what_was_said_does_not_fit_may_begin_after_it(said, anew, left):
+    d = driver()
+    d.engine.grammars._compiler.done = True
+    log = PROMPT + d.output[d.run(1, PROMPT, max_tokens=2)]
+    turn = d.run(1, [], keep=len(log), grammar="breaks:3", said=said, anew=anew, max_tokens=9)
+    assert (d.finished[turn].reason, len(d.output[turn])) == ("error", left)
+
+
 def test_a_grammar_that_breaks_on_what_was_said_changes_nothing(monkeypatch):
     def broken(self, token):
         raise RuntimeError("no")

@@ -5,9 +5,9 @@ import pytest
 from engine_driver import VOCAB, Driver, RecordingRunner, alone
 
 from agentserve.config import EngineSettings
-from agentserve.engine.messages import Cancel, Close, Fork, Progress, Stats, Submit
+from agentserve.engine.messages import NOTHING_FITS, Cancel, Close, Fork, Progress, Stats, Submit
 from agentserve.engine.plan import SamplingParams, pack, unpack
-from agentserve.engine.simworld import ToyCompiler
+from agentserve.engine.simworld import EvenTokens, ToyCompiler
 
 PROMPT = list(range(20))
 
@@ -233,6 +233,18 @@ def test_a_grammar_that_breaks_ends_its_own_turn_only():
     assert d.finished[broken].reason == "error"
     assert "breaks here" in d.finished[broken].message
     assert len(d.output[broken]) == 3
+    assert d.output[other] == alone(PROMPT, 30)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_grammar_that_no_token_fits_ends_its_own_turn_only(monkeypatch, depth):
+    monkeypatch.setattr(EvenTokens, "mask", lambda self: bytes(VOCAB // 8 + 8))
+    d = Driver(compiler=ToyCompiler(VOCAB), **({"depth": depth} if depth else {}))
+    stuck = d.submit(1, PROMPT, max_tokens=30, grammar="even")
+    other = d.submit(2, PROMPT, max_tokens=30)
+    d.drain()
+    assert (d.finished[stuck].reason, d.finished[stuck].message) == ("error", NOTHING_FITS)
+    assert stuck not in d.output or d.output[stuck] == []
     assert d.output[other] == alone(PROMPT, 30)
 
 

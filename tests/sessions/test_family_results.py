@@ -95,3 +95,14 @@ async def test_ids_of_the_client_s_own_never_hide_a_call_s_name():
         shown = text.tokenizer.decode(await r.tokens(s))
         assert "f00ba4" not in shown
         assert shown.count("functions.search:") == 2  # the call, and whose result it is
+
+
+async def test_reasoning_is_not_opened_either_after_a_result_that_was_only_prefilled():
+    text = family_templates.text_of("deepseek")
+    async with rig(tokenizer=text.tokenizer) as r:
+        s = await r.create(tools=TOOLS)
+        called = await r.forced(s, "go", "Hm.</think>", ("search", {"q": "x"}))
+        call = called.output[-1]
+        await r.turn(s, [result(call.call_id)], max_output_tokens=0)
+        (item,) = (await r.forced(s, [], "Found.")).output
+        assert isinstance(item, wire.TextOut)

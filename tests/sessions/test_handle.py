@@ -115,6 +115,7 @@ async def test_log_probabilities_stay_with_an_ended_turn_as_long_as_its_deltas_d
     one.publish(wire.ItemDone(0, item))
     turn = wire.Turn("t_1", "s", None, "completed", CONTEXT, output=[item])
     one.end(turn, wire.TurnDone(turn))
+    one.lighten()  # another turn begins
     assert await one.result() is turn  # whoever waited has them
     one.detach()
     fits = count == 1

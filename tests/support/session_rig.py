@@ -53,6 +53,7 @@ class AnyText:
 
     ready = True
     size = 1
+    broken = False
 
     def __init__(self) -> None:
         self._answers: list[Answer] = []

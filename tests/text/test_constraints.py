@@ -75,6 +75,9 @@ CLOSED = {"type": "object", "properties": {"n": {}}}
         ({**CLOSED, "additionalProperties": False, "required": ["n"]}, False),
         ({"type": "array"}, False),
         ({"type": "string"}, False),
+        ({"type": ["integer", "null"]}, False),
+        ({"enum": [1, {"n": 1}]}, False),
+        ({"const": "name"}, False),
         ({}, True),
         ({"type": "object"}, True),
         ({"type": ["object", "null"], "properties": {"n": {}}}, True),
@@ -84,6 +87,8 @@ CLOSED = {"type": "object", "properties": {"n": {}}}
         ({**CLOSED, "patternProperties": {"^n": {}}}, True),
         ({**CLOSED, "anyOf": [{}]}, True),
         ({"enum": [{"name": "ls", "arguments": {}}]}, True),
+        ({"const": {"name": 1}}, True),
+        ({"type": "object", "enum": [{}]}, True),
     ],
 )
 def test_an_answer_that_may_look_like_a_bare_call_leaves_the_grammar_to_the_calls(answer, alike):
