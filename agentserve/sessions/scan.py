@@ -94,7 +94,7 @@ class Scanner:
         yield from self._lead()
         signs = 0
         while not reading.stopped and signs < MOST_SIGNS:
-            signs += 1
+            reading.declined = False
             if self._openings and not reading.in_reasoning and (yield from self._answers()):
                 break
             marker = yield from window.until(self._markers(), reading.say)
@@ -113,6 +113,8 @@ class Scanner:
                 if window.position == before:  # a reader's fault must not hang the server
                     self.stalled = True
                     reading.decline(marker)
+            # One that is declined may not have been seen, had all the text been there at once.
+            signs += not reading.declined
         if not reading.stopped:
             yield from window.until(_NOTHING, reading.say)
 

@@ -10,7 +10,7 @@ from pushed import GREP, LS, feed, open_stream
 from agentserve import wire
 from agentserve.sessions import scan
 from agentserve.sessions.emitter import MOST_CALLS
-from agentserve.sessions.toolformat import HERMES, JSON
+from agentserve.sessions.toolformat import DEEPSEEK, HERMES, JSON
 
 
 def plain(items):
@@ -262,10 +262,11 @@ def test_generation_stops_after_the_most_calls_that_a_message_may_have():
 
 def test_what_follows_more_signs_than_a_message_has_is_text(monkeypatch):
     monkeypatch.setattr(scan, "MOST_SIGNS", 20)
-    call = HERMES.call("ls", {})
+    call = DEEPSEEK.form.write([("ls", {})])
+    sign, noise = call[: call.index(">") + 1], "a < b "
     for nothing, called in ((3, True), (30, False)):
-        text = "a <think> </think> " * nothing + "<tool_call>no</tool_call>" * nothing + call
-        streams = [feed(HERMES, text, step=step, parallel=True)[0].items for step in (1, 7, 9999)]
+        text = f"{sign} {noise}" * nothing + call
+        streams = [feed(DEEPSEEK, text, step=step)[0].items for step in (1, 7, 9999)]
         assert plain(streams[0]) == plain(streams[1]) == plain(streams[2])
         assert any(isinstance(item, wire.ToolCallOut) for item in streams[0]) == called
 

@@ -69,6 +69,7 @@ class Reading:
         self.in_reasoning = False
         self.in_call = False
         self.stopped = False
+        self.declined = False  # what was taken for a sign is none
         self.open_start = 0
         self.plain_until = 0
         self.fresh = True
@@ -112,6 +113,7 @@ class Reading:
 
     def decline(self, marker: str) -> None:
         """Say that it is none: `marker`, which comes next, is text."""
+        self.declined = True
         self.in_call = False
         self.say(self.window.take(len(marker)))
 
