@@ -76,6 +76,7 @@ class SessionCore:
         self.tools = tools
         self.head = info.head
         self._head_known = True
+        self._prefills = False  # the turn that runs generates nothing
         self._malformed: dict[str, str] = {}  # call_id -> error, of the last turn
         self.taken_up: frozenset[str] = frozenset()  # calls that another program may have run
 
@@ -151,6 +152,7 @@ class SessionCore:
         if not self._head_known:
             yield from self.info()
         items = self._answer_malformed(_items(given))
+        self._prefills = options.get("max_output_tokens") == 0
         return {**options, "input": items, "expect_head": self.head, "stream": stream}
 
     def _answer_malformed(self, given: str | list[Item]) -> str | list[Item]:
@@ -171,11 +173,13 @@ class SessionCore:
     def _adopt(self, turn: wire.Turn) -> Turn:
         if turn.status == "failed" and turn.error is not None:
             raise error_of(turn.error)
-        if turn.status in _JOINED:
+        if turn.status in _JOINED and not self._prefills:
             self._move_to(turn.id)
             self._malformed = _errors(turn.output)
         else:
-            self._head_known = False  # what a cancelled turn left depends on what was kept
+            # What a cancelled turn left depends on what was kept; one that only prefills what was
+            # fed before leaves nothing.
+            self._head_known = False
         return Turn(turn)
 
     def _move_to(self, head: str | None) -> None:

@@ -58,6 +58,15 @@ def test_a_stream_gives_the_same_turn_as_a_step(client):
     assert s.head == stream.turn.id
 
 
+def test_turns_without_output_leave_the_client_with_the_server_s_head(client):
+    s = client.session()
+    s.step("hello", **FEW)
+    for given in ([], "and now?", []):
+        s.step(given, max_output_tokens=0)
+        assert s.step(None, **FEW).output
+        assert s.head == s.info().head
+
+
 def test_leaving_a_stream_cancels_the_turn_and_the_session_goes_on(client):
     s = client.session()
     with s.stream("hello", max_output_tokens=1000) as stream:
