@@ -26,6 +26,7 @@ from agentserve import wire
 from agentserve.assembly import TORCH_FACTORY
 from agentserve.config import EngineSettings, ModelSettings
 from agentserve.engine.messages import (
+    NOTHING_FITS,
     Close,
     EngineLink,
     Event,
@@ -158,11 +159,10 @@ async def attempt(player: Player, namespace: str, schema: dict[str, Any]) -> str
     spec = structural_tag([tool], "required", JSON)
     end, _ = await player.run(PROMPTS[1], namespace, ATTACK_TOKENS, spec)
     if isinstance(end, Finished):
-        return (
-            "compiled"
-            if end.reason in ("length", "stop")
-            else f"broken: {end.reason} {end.message}"
-        )
+        if end.message == NOTHING_FITS:
+            return "without a value"
+        good = end.reason in ("length", "stop")
+        return "compiled" if good else f"broken: {end.reason} {end.message}"
     if end.code != "bad_grammar":
         return f"broken: {end.code} {end.message}"
     if "too much time" in end.message or "longer than" in end.message:
