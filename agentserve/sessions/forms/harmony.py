@@ -53,8 +53,10 @@ class Harmony(Form, frozen=True):
         known = max(0, reading.plain_until - window.position)
         end, stop = yield from window.seek(known, _HEADER_STOPS, OPENING - known)
         if stop is None and not window.ended:
-            reading.plain_until = window.position + end
-            reading.decline(marker)  # no header is so long
+            # No header is so long, and none of those that begin before the last `OPENING`.
+            free = window.free(end, _HEADER_STOPS)
+            reading.plain_until = window.position + free
+            reading.decline(marker, free - OPENING - len(marker))
             return
         header = window.text[window.at : window.at + end]
         to = next(

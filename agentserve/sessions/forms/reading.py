@@ -111,11 +111,10 @@ class Reading:
         self.decline(marker)
         return False
 
-    def decline(self, marker: str) -> None:
-        """Say that it is none: `marker`, which comes next, is text."""
-        self.declined = True
-        self.in_call = False
-        self.say(self.window.take(len(marker)))
+    def decline(self, marker: str, more: int = 0) -> None:
+        """Say that it is none: `marker`, which comes next, is text, as are `more` characters."""
+        self.in_call, self.declined = False, True
+        self.say(self.window.take(len(marker) + max(0, more)))
 
     def begin(self, name: str | None, skipped: int) -> None:
         """Report the call's beginning; the next `skipped` characters do not belong to its text."""

@@ -95,16 +95,25 @@ class Window:
     def until(self, markers: Markers, give: Callable[[str], None]) -> Wait[str | None]:
         """Give the text before the first marker; return the marker, or None at the end."""
         while True:
-            match = markers.search(self.text, self.at)
-            end = match.start() if match else len(self.text)
-            self.visited += end - self.at + 1
-            if match is None and not self.ended:
-                end = markers.begun(self.text, self.at)
-            if text := self.take(end - self.at):
+            match, end = self._first(markers, 0)
+            if text := self.take(end):
                 give(text)
             if match or self.ended:
                 return match.group() if match else None
             yield
+
+    def free(self, offset: int, markers: Markers) -> int:
+        """Return the offset up to which what is there from `offset` on has no marker."""
+        return self._first(markers, offset)[1]
+
+    def _first(self, markers: Markers, offset: int) -> tuple[re.Match[str] | None, int]:
+        """Return the first marker, and the offset where it, or what may become one, begins."""
+        match = markers.search(self.text, self.at + offset)
+        end = match.start() if match else len(self.text)
+        self.visited += end - self.at - offset + 1
+        if match is None and not self.ended:
+            end = markers.begun(self.text, self.at + offset)
+        return match, end - self.at
 
     def seek(self, offset: int, markers: Markers, limit: int) -> Wait[tuple[int, str | None]]:
         """Return the offset of the first marker from `offset` on, and the marker, taking nothing.
@@ -119,9 +128,9 @@ class Window:
             self.visited += seen - offset + 1
             if match and match.start() - self.at - begin <= limit:
                 return match.start() - self.at, match.group()
-            if match or self.ended or size - begin > limit:
-                return min(size, begin + limit), None
             offset = markers.begun(self.text, self.at + offset) - self.at
+            if match or self.ended or offset - begin > limit:  # what has begun may be within it
+                return min(size, begin + limit), None
             yield
 
     def starts(self, offset: int, options: Sequence[str]) -> Wait[str | None]:
