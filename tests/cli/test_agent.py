@@ -8,23 +8,11 @@ from pathlib import Path
 
 import pytest
 from command_process import command, started, until
-from forced import calls, forced_server, says, telling
+from forced import calls, says
 
 from agentserve import Client
 
 HANDSHAKE = Path(__file__).parents[1] / "support" / "handshake_server.py"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with forced_server() as served:
-        yield served
-
-
-@pytest.fixture
-def story(server):
-    with telling(server[0]) as tell:
-        yield tell
 
 
 def shell(text):

@@ -3,23 +3,10 @@
 import signal
 from pathlib import Path
 
-import pytest
 from command_process import command, started, until
-from forced import calls, forced_server, says, telling
+from forced import calls, says
 
 from agentserve import Client
-
-
-@pytest.fixture(scope="module")
-def server():
-    with forced_server() as served:
-        yield served
-
-
-@pytest.fixture
-def story(server):
-    with telling(server[0]) as tell:
-        yield tell
 
 
 def test_a_conversation_from_piped_lines_shows_figures_and_obeys_commands(server, story, tmp_path):

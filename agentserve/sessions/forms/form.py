@@ -1,6 +1,7 @@
 """What a form of tool calls can do: be found, read, written and constrained."""
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -60,17 +61,17 @@ class Form(msgspec.Struct, frozen=True):
         """
         return {}
 
+    @abstractmethod
     def read(self, reading: Reading, marker: str) -> Wait[None]:
         """Read what begins with `marker`, which comes next: take at least that."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, calls: Sequence[Call]) -> str:
         """Return what the model would generate for `calls`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def constrain(self, tools: Sequence[Tool], *, one: bool) -> Constraint:
         """Return the structural tags of calls to `tools`, at most one call with `one`."""
-        raise NotImplementedError
 
 
 def dump(value: Any) -> str:
