@@ -37,8 +37,8 @@ def run_demo(
     console.print(f"1. Preparing {model} (the first time takes longer).", highlight=False)
     _prepare(model, console)
     console.print(
-        "2. Starting the server; it loads the model in an engine process (the first time it also\n"
-        "   compiles kernels, which takes minutes on a small machine)."
+        "2. Starting the server; it loads the model in an engine process. The first\n"
+        "   time it also compiles kernels, which takes minutes on a small machine."
     )
     started = time.perf_counter()
     with own_server(model) as url:

@@ -92,14 +92,26 @@ class TurnPreparer:
             anew=in_reasoning == opened,
             force=force,
         )
-        run.output = OutputStream(
+        stop = sampling.stop_strings(merged)
+        run.output = self._output(run, tools, stop, constraint, in_reasoning=in_reasoning)
+
+    def _output(
+        self,
+        run: TurnRun,
+        tools: list[Tool],
+        stop: Sequence[str],
+        constraint: Constraint,
+        *,
+        in_reasoning: bool,
+    ) -> OutputStream:
+        return OutputStream(
             self.text.tokenizer,
             self.text.format,
             {tool.name: tool for tool in tools},
-            stop=sampling.stop_strings(merged),
+            stop=stop,
             mint_call=self._minter(run),
-            mint_item=session.mint_item,
-            parallel=request.parallel_tool_calls,
+            mint_item=run.session.mint_item,
+            parallel=run.request.parallel_tool_calls,
             tools_on=bool(tools),
             in_reasoning=in_reasoning,
             triggers=constraint.triggers,
