@@ -11,7 +11,7 @@ from agentserve.engine.messages import Finished
 from agentserve.engine.plan import RunnerInfo
 from agentserve.errors import AgentserveError, EngineError, StoreFull
 from agentserve.sessions.accounting import Counters, log_line
-from agentserve.sessions.logprobs import without_logprobs
+from agentserve.sessions.logprobs import told_without
 from agentserve.sessions.prompt import compose
 from agentserve.sessions.records import CommitRecord
 from agentserve.sessions.session import Session
@@ -47,13 +47,13 @@ class TurnCommitter:
         run.timing.total = round((self._clock.monotonic() - run.accepted_at) * 1000)
         turn = run.turn(outcome, self._context(session, node))
         try:
-            await self._write(run, _kept(turn), node)
+            await self._write(run, told_without(turn), node)
         except AgentserveError as error:
             node, outcome = None, Outcome("failed", None, "none", error)
             turn = run.turn(outcome, self._context(session, None))
         dropped: list[str] = []
         if node is not None:
-            dropped = session.tree.add(node.with_turn(_kept(turn)), tokens)
+            dropped = session.tree.add(node.with_turn(told_without(turn)), tokens)
             session.last_active = self._clock.time()
             session.closed = session.closed or session.ends_here()
         if node is None or node.id != run.id:
@@ -115,8 +115,3 @@ class TurnCommitter:
         if node is None:
             return session.context(limit)
         return Context(node.length, limit, max(0, limit - node.length))
-
-
-def _kept(turn: Turn) -> Turn:
-    """Return a turn as it is kept."""
-    return msgspec.structs.replace(turn, output=without_logprobs(turn.output))

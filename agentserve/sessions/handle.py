@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from agentserve.clock import Clock
 from agentserve.errors import Overloaded
-from agentserve.sessions.logprobs import without_logprobs
+from agentserve.sessions.logprobs import told_without, without_logprobs
 from agentserve.wire import (
     ErrorEvent,
     Event,
@@ -91,7 +91,7 @@ class TurnHandle:
             return
         if not any(getattr(item, "logprobs", ()) for item in turn.output):
             return
-        self._turn = _told(turn)
+        self._turn = told_without(turn)
         self._events = deque((_bare(event), size) for event, size in self._events)
 
     async def events(self, after: int = 0) -> AsyncIterator[tuple[int, Event]]:
@@ -152,13 +152,8 @@ def _bare(event: Event) -> Event:
         (item,) = without_logprobs([event.item])
         return replace(event, item=item)
     if isinstance(event, TurnDone):
-        return replace(event, turn=_told(event.turn))
+        return replace(event, turn=told_without(event.turn))
     return event
-
-
-def _told(turn: Turn) -> Turn:
-    """Return a turn without log probabilities."""
-    return replace(turn, output=without_logprobs(turn.output))
 
 
 def finished_handle(turn: Turn, clock: Clock) -> TurnHandle:

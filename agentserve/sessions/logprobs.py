@@ -61,3 +61,8 @@ def without_logprobs(items: Sequence[wire.OutputItem]) -> list[wire.OutputItem]:
         else item
         for item in items
     ]
+
+
+def told_without(turn: wire.Turn) -> wire.Turn:
+    """Return a turn without log probabilities."""
+    return msgspec.structs.replace(turn, output=without_logprobs(turn.output))
