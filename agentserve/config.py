@@ -1,6 +1,8 @@
 """Settings, each with its default and unit; unknown keys are errors."""
 
+import hashlib
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -75,3 +77,17 @@ def cache_directory() -> Path:
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "agentserve"
+
+
+def kernel_cache() -> Path:
+    """Where numba keeps what it compiles of the kernels: a directory for each text of them.
+
+    Numba looks at the file of a function alone, not at those of the functions that it has compiled
+    into it.
+    """
+    found = find_spec("agentserve_kernels")
+    digest = hashlib.sha256()
+    for folder in (found and found.submodule_search_locations) or []:
+        for source in sorted(Path(folder).glob("*.py")):
+            digest.update(source.read_bytes())
+    return cache_directory() / "numba" / digest.hexdigest()[:16]

@@ -1,8 +1,14 @@
-"""What every test run reports at its end, summed over the worker processes of pytest-xdist."""
+"""What every test run sets at its start and reports at its end, summed over all workers."""
+
+import os
 
 import pytest
 from counts import COUNTS
 from hypothesis import settings
+
+from agentserve.config import kernel_cache
+
+os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_cache()))  # read when numba is imported
 
 settings.register_profile("agentserve", deadline=None)  # no test asserts times
 settings.load_profile("agentserve")

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentserve.config import OPENMP_WAITING, cache_directory
+from agentserve.config import OPENMP_WAITING, kernel_cache
 from agentserve.engine.drive import EngineSpec
 from agentserve.engine.frames import FrameDecoder, FrameError, encode_frame
 from agentserve.engine.messages import Command, Down, Event
@@ -137,7 +137,7 @@ def engine_environment(base: Mapping[str, str], threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(usable_cores()),
         **OPENMP_WAITING,
         "NUMBA_THREADING_LAYER": "omp",
-        "NUMBA_CACHE_DIR": str(cache_directory() / "numba"),
+        "NUMBA_CACHE_DIR": str(kernel_cache()),
         **base,
         "PYTHONSAFEPATH": "1",
     }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agentserve.config import OPENMP_WAITING, ModelSettings, cache_directory
+from agentserve.config import OPENMP_WAITING, ModelSettings, kernel_cache
 from agentserve.engine.plan import (
     Row,
     SamplingParams,
@@ -63,7 +63,7 @@ def prepare_environment(threads: int) -> None:
     for name, value in OPENMP_WAITING.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("NUMBA_THREADING_LAYER_PRIORITY", "omp tbb workqueue")
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_directory() / "numba"))
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(kernel_cache()))
     if threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 

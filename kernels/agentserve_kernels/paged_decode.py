@@ -2,7 +2,8 @@
 
 Each task takes one sequence and a run of its tokens with all KV heads (split-KV, as in
 Flash-Decoding), with a running maximum (online softmax, arXiv 1805.02867); a second pass joins the
-runs.
+runs. The tokens of a block are taken in the order in which they lie in memory, and while one page
+is computed with, the lines of the next are asked for.
 """
 
 from typing import Any
@@ -16,24 +17,26 @@ from agentserve_kernels.registers import COLUMNS, WIDTH
 from agentserve_kernels.scalar import FAST, exp32, widen
 from agentserve_kernels.softmax import softmax_row
 from agentserve_kernels.tensors import DecodeRows, Pages, Workspace, check, view
-from agentserve_kernels.tiles import after, at, dot_tile, outer_tile
+from agentserve_kernels.tiles import after, at, dot_tile, fetch, outer_tile
 
-SPAN = 64  # tokens between two looks at the maximum
+SPAN = 64  # tokens of a piece at most
 TOKENS = 3  # of a tile of scores, with up to three query heads
 LANES = 4 * WIDTH  # of a tile of values
 
 
 @njit(nogil=True, cache=True)
-def _scores(keys: Any, count: int, queries: Any, shape: Any, out: Any) -> None:
+def _scores(keys: Any, ahead: Any, count: int, queries: Any, shape: Any, out: Any) -> None:
     """Write to out [group, SPAN] the dot products of `count` keys [count, dim] with the queries.
 
-    All are pointers; shape: (group, dim).
+    All are pointers; ahead: to as many elements that are read next; shape: (group, dim).
     """
     group, dim = shape
     for g in range(0, group, 3):
         some, target = (after(queries, g * dim), dim), after(out, g * SPAN)
         for tile in range((count + TOKENS - 1) // TOKENS if count >= TOKENS else 0):
             t = min(tile * TOKENS, count - TOKENS)  # the last tile may repeat tokens
+            if g == 0:
+                fetch(after(ahead, t * dim), TOKENS * dim)
             key, there = (after(keys, t * dim), dim), (after(target, t), SPAN)
             if group - g >= 3:
                 dot_tile(key, some, dim, there, TOKENS, 3)
@@ -49,7 +52,7 @@ def _scores(keys: Any, count: int, queries: Any, shape: Any, out: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _add_values(weights: Any, values: Any, count: int, shape: Any, out: Any) -> None:
+def _add_values(weights: Any, values: Any, ahead: Any, count: int, shape: Any, out: Any) -> None:
     """Add to out [group, dim] the sums of `count` values, weighted by rows of `weights`.
 
     All are pointers, as in `_scores`.
@@ -59,6 +62,8 @@ def _add_values(weights: Any, values: Any, count: int, shape: Any, out: Any) -> 
     for g in range(0, group, 3):
         left = (after(weights, g * SPAN), SPAN, 1)
         for i in range(0, whole, LANES):
+            if g == 0:
+                fetch(after(ahead, i * count), LANES * count)
             right, target = (after(values, i), dim, COLUMNS), (after(out, g * dim + i), dim)
             if group - g >= 3:
                 outer_tile(left, right, count, target, True, 3, 4)
@@ -84,32 +89,31 @@ def _add_rest(weights: Any, values: Any, out: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _attend_span(cache: Any, source: Any, tokens: Any, queries: Any, running: Any) -> None:
-    """Add the tokens first .. end - 1, SPAN at most, to the running softmax.
+def _attend_piece(flat: Any, places: Any, count: int, queries: Any, running: Any) -> None:
+    """Add `count` tokens of one block, SPAN at most, to the running softmax of all heads.
 
-    source: as `paging.find` takes it; tokens: (first, end); queries: [group, dim]; running:
-    (scores, maxima, sums, shrink, values), [group, ...] each.
+    places: (first key of head 0, from keys to values, from head to head, first key of the next
+    piece), in elements of the cache; queries: [heads, dim]; running: (scores, maxima, sums, shrink,
+    values), [heads, ...] each.
     """
-    first, end = tokens
+    start, to_value, step, following = places
     scores, tops, totals, shrink, values = running
-    group, dim = queries.shape
-    shape, flat = cache.shape, cache.reshape(-1)
-    t = first
-    while t < end:
-        start, _, left = find(shape, source, t)
-        some = min(left, end - t)
-        _scores(at(flat, start), some, at(queries, 0), (group, dim), at(scores, t - first))
-        t += some
-    _reweigh(scores, end - first, tops, totals, shrink, values)
-    t = first
-    while t < end:
-        start, to_value, left = find(shape, source, t)
-        some, start = min(left, end - t), start + to_value
-        _add_values(at(scores, t - first), at(flat, start), some, (group, dim), at(values, 0))
+    heads, dim = queries.shape
+    kv_heads = to_value // step
+    group = heads // kv_heads
+    for head in range(kv_heads):
+        key, row = start + head * step, head * group
+        keys, ahead = at(flat, key), at(flat, key + step)
+        _scores(keys, ahead, count, at(queries, row * dim), (group, dim), at(scores, row * SPAN))
+    _reweigh(scores, count, tops, totals, shrink, values)
+    for head in range(kv_heads):
+        value, row = start + to_value + head * step, head * group
+        ahead = at(flat, value + step if head + 1 < kv_heads else following)
+        weights, target = at(scores, row * SPAN), at(values, row * dim)
+        _add_values(weights, at(flat, value), ahead, count, (group, dim), target)
         if dim % WIDTH:
-            rest = flat[start : start + some * dim].reshape(some, dim)
-            _add_rest(scores[:, t - first :], rest, values)
-        t += some
+            rest = flat[value : value + count * dim].reshape(count, dim)
+            _add_rest(scores[row : row + group], rest, values[row : row + group])
 
 
 @njit(nogil=True, cache=True)
@@ -159,17 +163,20 @@ def _attend_run(query: Any, pages: Any, decode: Any, partial: Any, task: int) ->
     for h in range(kv_heads * group):
         for i in range(dim):
             queries[h, i] = query[lines[n], h, i] * scale
-    scores, shrink = np.empty((group, SPAN), np.float32), np.empty(group, np.float32)
-    tops, totals, values = partial[0][n, split], partial[1][n, split], partial[2][n, split]
+    scores = np.empty((kv_heads * group, SPAN), np.float32)
+    shrink = np.empty(kv_heads * group, np.float32)
+    tops, totals = partial[0][n, split].reshape(-1), partial[1][n, split].reshape(-1)
+    values = partial[2][n, split].reshape(-1, dim)
     tops[:], totals[:], values[:] = np.float32(-1e30), np.float32(0), np.float32(0)
-    last = lengths[n] * (split + 1) // splits
-    for first in range(lengths[n] * split // splits, last, SPAN):
-        tokens = (first, min(first + SPAN, last))
-        for head in range(kv_heads):
-            source = (layer, head, tables[slots[n]])
-            running = (scores, tops[head], totals[head], shrink, values[head])
-            heads = queries[head * group : (head + 1) * group]
-            _attend_span(cache, source, tokens, heads, running)
+    shape, flat, source = cache.shape, cache.reshape(-1), (layer, 0, tables[slots[n]])
+    first, last = lengths[n] * split // splits, lengths[n] * (split + 1) // splits
+    while first < last:
+        start, to_value, left = find(shape, source, first)
+        count = min(left, last - first, SPAN)
+        first += count
+        following = find(shape, source, first)[0] if first < last else start
+        places = (start, to_value, shape[4] * dim, following)
+        _attend_piece(flat, places, count, queries, (scores, tops, totals, shrink, values))
 
 
 @njit(parallel=True, nogil=True, cache=True)

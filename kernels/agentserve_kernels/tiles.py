@@ -18,6 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from agentserve_kernels.registers import (
+    I32,
     I64,
     ROWS,
     VECTORS,
@@ -32,6 +33,9 @@ from agentserve_kernels.registers import (
     store_lanes,
     totals,
 )
+
+BYTES = ir.IntType(8).as_pointer()
+LINE = 64  # bytes
 
 Emit = Callable[[Any, Any, tuple[int, int]], None]
 
@@ -55,6 +59,22 @@ def after(typing_context: Any, pointer: Any, offset: Any) -> Any:
         return builder.gep(args[0], [args[1]])
 
     return pointer(pointer, types.intp), generate
+
+
+@intrinsic
+def fetch(typing_context: Any, pointer: Any, count: Any) -> Any:
+    """Ask for the cache lines of `count` elements that will be read soon; any address will do."""
+
+    def generate(_context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [BYTES, I32, I32, I32])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        line = I64(LINE * 8 // signature.args[0].dtype.bitwidth)
+        with cgutils.for_range_slice(builder, I64(0), args[1], line) as (k, _):
+            place = builder.bitcast(builder.gep(args[0], [k]), BYTES)
+            builder.call(call, [place, I32(0), I32(3), I32(1)])  # to read, into all caches, data
+        return _context.get_dummy_value()
+
+    return types.void(pointer, types.intp), generate
 
 
 @intrinsic(prefer_literal=True)

@@ -2,18 +2,22 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import struct
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from seam_factories import OPTIONS, ORACLE
 from seam_play import down, play, ready, submit, tokens_of, until
 
 from agentserve.clock import VirtualClock
-from agentserve.config import EngineSettings
+from agentserve.config import EngineSettings, kernel_cache
 from agentserve.engine.drive import EngineSpec
 from agentserve.engine.frames import encode_frame
 from agentserve.engine.messages import Tokens
@@ -160,10 +164,23 @@ def test_the_environment_is_set_for_libraries_that_read_it_when_they_load(tmp_pa
     assert environment["OMP_WAIT_POLICY"] == "passive"
     assert int(environment["GOMP_SPINCOUNT"]) > 0
     assert environment["NUMBA_THREADING_LAYER"] == "omp"
-    assert environment["NUMBA_CACHE_DIR"] == str(tmp_path / "numba")
+    assert Path(environment["NUMBA_CACHE_DIR"]).parent == tmp_path / "numba"
     assert environment["PYTHONSAFEPATH"] == "1"
     assert environment["HOME"] == "/h"
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == "/own"
+
+
+def test_compiled_kernels_are_kept_apart_for_each_text_of_the_kernels(tmp_path, monkeypatch):
+    spec = find_spec("agentserve_kernels")
+    copy = tmp_path / "kernels"
+    shutil.copytree(spec.submodule_search_locations[0], copy)
+    before = kernel_cache()
+    spec = SimpleNamespace(submodule_search_locations=[str(copy)])
+    monkeypatch.setattr("agentserve.config.find_spec", lambda _name: spec)
+    assert kernel_cache() == before
+    source = copy / "tiles.py"
+    source.write_text(source.read_text() + "\n")
+    assert kernel_cache() != before
 
 
 def test_the_users_own_thread_count_wins_over_the_default_and_an_option_over_both():
