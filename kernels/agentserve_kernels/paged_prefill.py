@@ -14,61 +14,65 @@ import torch
 from numba import get_num_threads, get_thread_id, njit, prange
 
 from agentserve_kernels.paging import find
-from agentserve_kernels.registers import COLUMNS
+from agentserve_kernels.registers import COLUMNS, WIDTH
 from agentserve_kernels.scalar import widen
-from agentserve_kernels.softmax import softmax_tile
+from agentserve_kernels.softmax import shrink_columns, softmax_tile
 from agentserve_kernels.tensors import Chunk, Pages, Workspace, check, view
-from agentserve_kernels.tiles import at, panel_product
+from agentserve_kernels.tiles import at, panel_product, widen_run
 
 PANELS = 6  # of a task
 SPAN = 256  # keys at a time: with their values and a panel's scores half of a core's 512 KB
 
 
 @njit(nogil=True, cache=True)
-def _widen_span(cache: Any, source: Any, first: int, keys: Any, values: Any) -> None:
-    """Copy keys and values of positions first.. to float32 [tokens, D]."""
+def _widen_span(cache: Any, source: Any, first: int, count: int, keys: Any, values: Any) -> None:
+    """Copy keys and values of the positions first .. first + count - 1 to float32 [count, D]."""
     shape, flat = cache.shape, cache.reshape(-1)
-    to_keys, to_values = keys.reshape(-1), values.reshape(-1)
-    count, dim = keys.shape
+    dim = shape[5]
     done = 0
     while done < count:
         start, to_value, left = find(shape, source, first + done)
         some = min(left, count - done)
-        # Slices: LLVM vectorises only what cannot overlap and needs no index of its own.
-        key = flat[start : start + some * dim]
-        value = flat[start + to_value :][: some * dim]
-        wide_key, wide_value = to_keys[done * dim :], to_values[done * dim :]
-        for i in range(key.size):
-            wide_key[i] = widen(key[i])
-        for i in range(value.size):
-            wide_value[i] = widen(value[i])
+        whole = some * dim // WIDTH * WIDTH
+        widen_run(at(flat, start), whole, at(keys, done * dim))
+        widen_run(at(flat, start + to_value), whole, at(values, done * dim))
+        for i in range(whole, some * dim):
+            keys[done + i // dim, i % dim] = widen(flat[start + i])
+            values[done + i // dim, i % dim] = widen(flat[start + to_value + i])
         done += some
 
 
 @njit(nogil=True, cache=True)
-def _attend_panel(queries: Any, span: Any, visible: Any, running: Any, scratch: Any) -> None:
-    """Add a span of keys to the attention of COLUMNS rows.
+def _attend_panel(queries: Any, span: Any, running: Any, shape: Any, scratch: Any) -> None:
+    """Add a span of keys to the attention of COLUMNS rows. All are pointers.
 
-    queries: [D, COLUMNS]; span: (keys, values), [tokens, D]; visible: (the first row's number, rows
-    a token, how many of the keys token 0 sees); running: (maxima, sums, accumulated), [COLUMNS] and
-    [D, COLUMNS].
+    queries: [D, COLUMNS]; span: (keys, values, hidden), [tokens, D] and what `_hide` takes;
+    running: (maxima, sums, accumulated), [COLUMNS] and [D, COLUMNS]; shape: (tokens, D).
     """
-    keys, values = span
+    keys, values, visible = span
     maxima, sums, accumulated = running
     scores, shrink = scratch
-    count, dim = keys.shape
-    panel = (at(queries, 0), COLUMNS, 0)
-    panel_product(count, (at(keys, 0), dim, 1), panel, dim, (at(scores, 0), COLUMNS), False)
+    count, dim = shape
+    panel = (queries, COLUMNS, 0)
+    panel_product(count, (keys, dim, 1), panel, dim, (at(scores, 0), COLUMNS), False)
+    _hide(scores, count, visible)
+    softmax_tile(at(scores, 0), count, maxima, sums, at(shrink, 0))
+    shrink_columns(dim, accumulated, at(shrink, 0))
+    weights, target = (at(scores, 0), COLUMNS, 0), (accumulated, COLUMNS)
+    panel_product(dim, (values, 1, dim), weights, count, target, True)
+
+
+@njit(nogil=True, cache=True)
+def _hide(scores: Any, count: int, visible: Any) -> None:
+    """Put the scores of keys that a row must not see out of reach.
+
+    visible: (the first row's number, rows a token, how many of the keys token 0 sees).
+    """
     row, group, seen = visible
-    for lane in range(COLUMNS):
-        for k in range(max(0, seen + (row + lane) // group), count):
-            scores[k, lane] = np.float32(-1e30)
-    softmax_tile(at(scores, 0), count, at(maxima, 0), at(sums, 0), at(shrink, 0))
-    for i in range(dim):
+    if seen + row // group < count:
         for lane in range(COLUMNS):
-            accumulated[i, lane] *= shrink[lane]
-    weights, target = (at(scores, 0), COLUMNS, 0), (at(accumulated, 0), COLUMNS)
-    panel_product(dim, (at(values, 0), 1, dim), weights, count, target, True)
+            for k in range(max(0, seen + (row + lane) // group), count):
+                scores[k, lane] = np.float32(-1e30)
 
 
 @njit(nogil=True, cache=True)
@@ -103,7 +107,7 @@ def _attend_panels(query: Any, start: int, pages: Any, source: Any, some: Any, w
     """Attend from the rows of the panels some[0] .. some[1] - 1 with one KV head."""
     cache, out = pages
     keys, values, queries, scores, shrink, maxima, sums, sofar = work
-    count, group = query.shape[0], query.shape[1] // cache.shape[3]
+    count, dim, group = query.shape[0], query.shape[2], query.shape[1] // cache.shape[3]
     rows = (some[0] * COLUMNS, min(some[1] * COLUMNS, count * group))
     panels = queries[: some[1] - some[0]]
     maxima[:], sums[:], sofar[:] = np.float32(-1e30), np.float32(0), np.float32(0)
@@ -111,12 +115,13 @@ def _attend_panels(query: Any, start: int, pages: Any, source: Any, some: Any, w
     length = start + (rows[1] - 1) // group + 1
     for first in range(0, length, SPAN):
         size = min(SPAN, length - first)
-        span = (keys[:size], values[:size])
-        _widen_span(cache, source, first, span[0], span[1])
+        _widen_span(cache, source, first, size, keys, values)
         for panel in range(panels.shape[0]):
             visible = (rows[0] + panel * COLUMNS, group, start + 1 - first)
-            running = (maxima[panel], sums[panel], sofar[panel])
-            _attend_panel(panels[panel], span, visible, running, (scores, shrink))
+            row, place = panel * COLUMNS, panel * COLUMNS * dim
+            running = (at(maxima, row), at(sums, row), at(sofar, place))
+            span = (at(keys, 0), at(values, 0), visible)
+            _attend_panel(at(panels, place), span, running, (size, dim), (scores, shrink))
     _store(rows, group, source[1], (maxima, sums, sofar), out)
 
 

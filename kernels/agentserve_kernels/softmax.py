@@ -108,3 +108,22 @@ def softmax_row(
         return context.get_dummy_value()
 
     return types.void(scores, types.intp, top, total, shrink), generate
+
+
+@intrinsic
+def shrink_columns(typing_context: Any, rows: Any, values: Any, shrink: Any) -> Any:
+    """Multiply `rows` rows of values [rows, COLUMNS] by shrink [COLUMNS], both pointers."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        rows, values, shrink = args
+        lanes = [I64(j * WIDTH) for j in range(VECTORS)]
+        factors = [load_lanes(builder, shrink, lane) for lane in lanes]
+        with cgutils.for_range(builder, rows) as loop:
+            row = builder.mul(loop.index, I64(COLUMNS))
+            for lane, factor in zip(lanes, factors, strict=True):
+                place = builder.add(row, lane)
+                value = builder.fmul(load_lanes(builder, values, place), factor)
+                store_lanes(builder, value, values, place)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, values, shrink), generate

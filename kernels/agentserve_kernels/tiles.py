@@ -77,6 +77,19 @@ def fetch(typing_context: Any, pointer: Any, count: Any) -> Any:
     return types.void(pointer, types.intp), generate
 
 
+@intrinsic
+def widen_run(typing_context: Any, source: Any, count: Any, out: Any) -> Any:
+    """Write `count` stored elements to `out` as float32; pointers both, whole registers."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = signature.args[0].dtype
+        with cgutils.for_range_slice(builder, I64(0), args[1], I64(WIDTH)) as (k, _):
+            store_lanes(builder, load_stored(builder, kind, args[0], k), args[2], k)
+        return context.get_dummy_value()
+
+    return types.void(source, types.intp, out), generate
+
+
 @intrinsic(prefer_literal=True)
 def dot_tile(  # noqa: PLR0913
     typing_context: Any, weight: Any, x: Any, depth: Any, out: Any, rows: Any, columns: Any
