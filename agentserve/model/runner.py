@@ -27,6 +27,8 @@ from agentserve.model.slots import Slots
 from agentserve.model.tiers import KvTiers
 from agentserve.model.weights import weight_files
 
+STEP_TOKENS = 128  # products are at full speed, and a turn's first token waits for few others
+
 
 @dataclass(frozen=True)
 class _Sampling:
@@ -104,7 +106,8 @@ class TorchRunner:
         self._sampling: dict[int, _Sampling] = {}
         self._slots = Slots(max_slots, table_width(decoder))
         self._tiers = KvTiers(decoder.cache, host_blocks)
-        self.info = runner_info(decoder, model, identity, max_slots, host_blocks)
+        more = {"step_tokens": STEP_TOKENS}
+        self.info = runner_info(decoder, model, identity, max_slots, host_blocks, **more)
 
     def launch(self, plan: StepPlan) -> _Handle:
         """Apply the plan's changes and run its forward pass.
