@@ -103,7 +103,7 @@ def kv_write(
     """
     rows, heads, dim = query.shape
     kv_heads = pages.cache.shape[3]
-    pages.check(dim)
+    pages.check(heads, dim)
     check("qkv", qkv, (rows, (heads + 2 * kv_heads) * dim), torch.float32)
     check("query", query, (rows, heads, dim), torch.float32)
     check("positions", place.positions, (rows,), torch.int64)

@@ -207,7 +207,7 @@ def paged_decode(
     count = decode.rows.shape[0]
     check("query", query, (query.shape[0], heads, dim), torch.float32)
     check("out", out, tuple(query.shape), torch.float32)
-    pages.check(dim)
+    pages.check(heads, dim)
     for name, tensor in vars(decode).items():
         check(name, tensor, (count,), torch.int64)
     if count:

@@ -159,7 +159,7 @@ def paged_prefill(
     _, heads, dim = query.shape
     check("query", query, (query.shape[0], heads, dim), torch.float32)
     check("out", out, tuple(query.shape), torch.float32)
-    pages.check(dim)
+    pages.check(heads, dim)
     here = slice(chunk.row, chunk.row + chunk.count)
     attend_chunk(
         query.numpy()[here],

@@ -23,8 +23,10 @@ class Pages:
     layer: int
     tables: torch.Tensor
 
-    def check(self, dim: int) -> None:
-        """Raise ValueError unless both have the documented shape and dtype."""
+    def check(self, heads: int, dim: int) -> None:
+        """Raise ValueError unless both have the documented shape and dtype, for `heads` queries."""
+        if heads % self.cache.shape[3]:
+            raise ValueError(f"{heads} query heads do not share {self.cache.shape[3]} KV heads")
         check(
             "cache", self.cache, (*self.cache.shape[:2], 2, *self.cache.shape[3:5], dim), *STORAGE
         )

@@ -223,10 +223,16 @@ def test_narrow_rounds_as_torch_does(random):
     assert torch.equal(out[3:], values[3:].bfloat16())
 
 
-def test_wrong_shapes_and_types_are_named():
+def test_wrong_shapes_and_types_are_named(random):
     with pytest.raises(ValueError, match=r"out has shape \(1, 3\), expected \(1, 4\)"):
         linear(torch.ones(1, 2), pack(torch.ones(4, 2)), None, torch.ones(1, 3))
     with pytest.raises(ValueError, match=r"weight is torch\.float64"):
         pack(torch.ones(4, 2).double())
     with pytest.raises(ValueError, match="gate_up is not contiguous"):
         silu_mul(torch.ones(8, 2).T, torch.ones(2, 4))
+    query, pages = torch.ones(1, 5, DIM), paged(random, torch.float32, 2, [1])
+    one = DecodeRows(torch.zeros(1).long(), torch.zeros(1).long(), torch.ones(1).long())
+    with pytest.raises(ValueError, match="5 query heads do not share 2 KV heads"):
+        paged_decode(query, pages, one, torch.empty_like(query), Workspace())
+    with pytest.raises(ValueError, match="5 query heads do not share 2 KV heads"):
+        paged_prefill(query, pages, Chunk(0, 0, 0, 1), torch.empty_like(query), Workspace())
