@@ -106,8 +106,9 @@ class TorchRunner:
         self._sampling: dict[int, _Sampling] = {}
         self._slots = Slots(max_slots, table_width(decoder))
         self._tiers = KvTiers(decoder.cache, host_blocks)
-        more = {"step_tokens": STEP_TOKENS}
-        self.info = runner_info(decoder, model, identity, max_slots, host_blocks, **more)
+        self.info = runner_info(
+            decoder, model, identity, max_slots, host_blocks, step_tokens=STEP_TOKENS
+        )
 
     def launch(self, plan: StepPlan) -> _Handle:
         """Apply the plan's changes and run its forward pass.
