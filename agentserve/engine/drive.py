@@ -5,7 +5,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -36,6 +36,18 @@ class EngineSpec(msgspec.Struct, frozen=True, tag="spec"):
 
 class ReaderStalled(RuntimeError):
     """Nobody has read the engine's events for MAX_BATCHES steps."""
+
+
+class CommandSource(Protocol):
+    """Where the engine gets its commands from; it sleeps there while it is idle."""
+
+    def take(self, timeout: float) -> list[Command] | None:
+        """Wait up to `timeout` seconds for commands; None says that the engine is to stop."""
+        ...
+
+    def wake(self) -> None:
+        """Wake the engine without a command; from any thread."""
+        ...
 
 
 class Inbox:
@@ -85,30 +97,33 @@ class Outbox:
     def __init__(self, notify: Callable[[], None], max_batches: int = MAX_BATCHES) -> None:
         self._notify = notify
         self._max = max_batches
-        self._batches: deque[list[Event]] = deque()
+        self._waiting: deque[Any] = deque()  # batches
 
     def put(self, batch: list[Event]) -> None:
         """Queue a batch; a mere heartbeat is left out while others wait to be read.
 
         Raises ReaderStalled when the queue is full: a turn must not lose events silently.
         """
-        if self._batches and all(isinstance(event, Stats) for event in batch):
+        if self._waiting and all(isinstance(event, Stats) for event in batch):
             return
-        if len(self._batches) >= self._max:
+        if len(self._waiting) >= self._max:
             raise ReaderStalled(f"{self._max} event batches were not read")
         self.put_last(batch)
 
     def put_last(self, batch: list[Event]) -> None:
         """Queue a batch however full the queue is: the engine's last words."""
-        self._batches.append(batch)
-        self._notify()
+        self._queue(batch)
 
     def take(self) -> list[Event] | None:
         """Return the oldest batch, None when there is none."""
-        return self._batches.popleft() if self._batches else None
+        return self._waiting.popleft() if self._waiting else None
+
+    def _queue(self, item: Any) -> None:
+        self._waiting.append(item)
+        self._notify()
 
 
-def run_engine(spec: EngineSpec, inbox: Inbox, outbox: Outbox, clock: Clock) -> bool:
+def run_engine(spec: EngineSpec, inbox: CommandSource, outbox: Outbox, clock: Clock) -> bool:
     """Build the engine, say Ready and step it until the inbox is closed.
 
     Returns whether it ended by being closed. What it dies of is logged and sent as Down.
@@ -130,7 +145,7 @@ def run_engine(spec: EngineSpec, inbox: Inbox, outbox: Outbox, clock: Clock) -> 
     return True
 
 
-def drive(engine: Engine, inbox: Inbox, outbox: Outbox, clock: Clock) -> None:
+def drive(engine: Engine, inbox: CommandSource, outbox: Outbox, clock: Clock) -> None:
     """Apply commands and step until the inbox is closed; sleep while there is nothing to do.
 
     All events of a step leave in one batch; an idle engine sends Stats every HEARTBEAT_S seconds.

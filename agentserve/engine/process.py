@@ -65,7 +65,7 @@ class _ProcessInstance:
 
     def send(self, command: Command) -> None:
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
-            self.kill()  # its reader thread does nothing but read: this process is stuck
+            self.kill()  # it reads before each step: this process is stuck
         elif not self._writer.is_closing():
             self._writer.write(encode_frame(command))
 
