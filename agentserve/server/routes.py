@@ -228,7 +228,7 @@ class SessionRoutes:
         on_drop = self._metrics.count_dropped_reader
         stream = EventStream(
             handle,
-            frames(handle.events(after), on_drop),
+            frames(handle.runs(after), on_drop),
             ping_s=self._settings.ping_s,
             send_timeout_s=self._settings.send_timeout_s,
             on_drop=on_drop,

@@ -17,6 +17,11 @@ from agentserve.sessions.handle import FellBehind, TurnHandle
 logger = logging.getLogger(__name__)
 
 PING = b": ping\n\n"
+_TERMINAL = (wire.TurnDone, wire.ErrorEvent)
+
+
+class Last(bytes):
+    """The frames that end a stream."""
 
 
 def frame(event: wire.Event, seq: int | None = None) -> bytes:
@@ -31,23 +36,24 @@ def ignore(_: str) -> None:
 
 
 async def frames(
-    events: AsyncIterator[tuple[int, wire.Event]], on_drop: Callable[[str], None] = ignore
+    runs: AsyncIterator[list[tuple[int, wire.Event]]], on_drop: Callable[[str], None] = ignore
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the frames of `events`.
+    """Yield the frames of events, those of a run together.
 
     A failure of the source becomes the `error` event that ends every unfinished stream. It has no
     id: a reader that resumes goes on after the last event that it was sent.
     """
     try:
-        async for seq, event in events:
-            yield frame(event, seq)
+        async for run in runs:
+            data = b"".join(frame(event, seq) for seq, event in run)
+            yield Last(data) if isinstance(run[-1][1], _TERMINAL) else data
     except AgentserveError as error:
         if isinstance(error, FellBehind):
             on_drop("behind")
-        yield frame(wire.ErrorEvent(wire.error_body(error)))
+        yield Last(frame(wire.ErrorEvent(wire.error_body(error))))
     except Exception:
         logger.exception("an event stream broke")
-        yield frame(wire.ErrorEvent(wire.error_body(unexpected())))
+        yield Last(frame(wire.ErrorEvent(wire.error_body(unexpected()))))
 
 
 class EventStream(StreamingResponse):
@@ -104,9 +110,13 @@ class EventStream(StreamingResponse):
         async with aclosing(self._frames), asyncio.TaskGroup() as group:
             pings = group.create_task(self._fill_silence(send))
             async for data in self._frames:
+                if isinstance(data, Last):
+                    break
                 await send(_chunk(data))
-            pings.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            else:
+                data = b""
+            pings.cancel()  # it takes a moment, which the last byte need not wait for
+            await send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def _fill_silence(self, send: Send) -> None:
         loop = asyncio.get_running_loop()

@@ -22,6 +22,7 @@ from agentserve.wire import (
 )
 
 EVENT_BUFFER_BYTES = 1 << 20  # of one turn; a reader that is further behind is dropped
+MOST_TOGETHER = 32  # events that a reader is given at once
 _EVENT_BYTES = 96  # an event without its text
 _LOGPROB_BYTES = 256  # one token with its text and bytes
 
@@ -95,7 +96,14 @@ class TurnHandle:
         self._events = deque((_bare(event), size) for event, size in self._events)
 
     async def events(self, after: int = 0) -> AsyncIterator[tuple[int, Event]]:
-        """Yield (sequence number, event) after `after`, up to the terminal event.
+        """Yield (sequence number, event) after `after`, up to the terminal event; see `runs`."""
+        async for run in self.runs(after, most=1):
+            yield run[0]
+
+    async def runs(
+        self, after: int = 0, *, most: int = MOST_TOGETHER
+    ) -> AsyncIterator[list[tuple[int, Event]]]:
+        """Yield what is there of (sequence number, event) after `after`, up to the terminal event.
 
         The terminal event comes in any case, also to a reader who says that it has seen it. It
         comes alone to one who begins after the end, when the beginning is gone. Raises FellBehind
@@ -112,8 +120,10 @@ class TurnHandle:
                         f"this reader fell behind; follow the turn after event {oldest - 1}",
                         oldest_event=oldest,
                     )
-                seen += 1
-                yield seen, self._events[seen - oldest][0]
+                last = min(self._last, seen + most)
+                run = [(n, self._events[n - oldest][0]) for n in range(seen + 1, last + 1)]
+                seen = last
+                yield run
             if self.done:
                 return
             await self._wait()

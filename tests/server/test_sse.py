@@ -44,7 +44,7 @@ class Connection:
         self.progress.set()
 
     async def run(self, handle: TurnHandle, after: int = 0, ping_s: float = 10) -> None:
-        events = frames(handle.events(after))
+        events = frames(handle.runs(after))
         stream = EventStream(handle, events, ping_s=ping_s, send_timeout_s=0.05)
         await stream({"type": "http"}, self.receive, self.send)
 
@@ -76,7 +76,7 @@ async def test_a_finished_turn_is_sent_whole_and_the_response_ends() -> None:
     await connection.run(handle)
     assert connection.body.count(b"\n\n") == 2
     assert connection.body.endswith(frame(wire.TurnDone(TURN), 2))
-    assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    assert [message.get("more_body") for message in connection.sent] == [None, False]
     assert handle.readers == 0
 
 
@@ -137,8 +137,8 @@ async def test_a_reader_that_stops_reading_is_dropped_and_the_turn_is_not() -> N
     ("failure", "code"), [(EngineDown("gone"), "engine_down"), (KeyError("x"), "engine_error")]
 )
 async def test_a_broken_source_ends_with_one_error_event(failure: Exception, code: str) -> None:
-    async def broken() -> AsyncIterator[tuple[int, wire.Event]]:
-        yield 1, wire.TextDelta(0, "x")
+    async def broken() -> AsyncIterator[list[tuple[int, wire.Event]]]:
+        yield [(1, wire.TextDelta(0, "x"))]
         raise failure
 
     chunks = [chunk async for chunk in frames(broken())]
@@ -151,7 +151,7 @@ async def test_a_broken_source_ends_with_one_error_event(failure: Exception, cod
 async def test_a_reader_left_behind_ends_without_an_id_so_that_resuming_misses_nothing() -> None:
     handle = TurnHandle("t_1", VirtualClock(), max_bytes=1000)
     dropped: list[str] = []
-    slow = frames(handle.events(), dropped.append)
+    slow = frames(handle.runs(), dropped.append)
     handle.publish(wire.TextDelta(0, "first"))
     assert await anext(slow) == frame(wire.TextDelta(0, "first"), 1)
     for _ in range(50):
