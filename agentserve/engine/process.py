@@ -18,12 +18,13 @@ from pathlib import Path
 from agentserve.config import OPENMP_WAITING, kernel_cache
 from agentserve.engine.drive import EngineSpec
 from agentserve.engine.frames import FrameDecoder, FrameError, encode_frame
-from agentserve.engine.messages import Command, Down, Event
+from agentserve.engine.messages import Command, Down, Event, Hint, Promote
 from agentserve.engine.supervise import EngineDied, Instance, SupervisedLink
 
 EXIT_S = 5.0
 MAX_UNREAD_BYTES = 256 * 1024 * 1024
 _READ_BYTES = 256 * 1024
+_PATIENT = (Hint, Promote)  # no turn waits for them: they cost none the waking of the engine
 
 
 class ProcessLink(SupervisedLink):
@@ -51,10 +52,12 @@ class _ProcessInstance:
         writer: asyncio.StreamWriter,
     ) -> None:
         self._process = process
+        self._loop = asyncio.get_running_loop()
         self._reader = reader
         self._writer = writer
         self._decoder: FrameDecoder[list[Event]] = FrameDecoder(list[Event])
         self._batches: deque[list[Event]] = deque()
+        self._held: list[bytes] = []  # frames that the end of this round of the event loop sends
 
     @property
     def pid(self) -> int:
@@ -66,8 +69,18 @@ class _ProcessInstance:
     def send(self, command: Command) -> None:
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self.kill()  # it reads before each step: this process is stuck
-        elif not self._writer.is_closing():
-            self._writer.write(encode_frame(command))
+            return
+        self._held.append(encode_frame(command))
+        if isinstance(command, _PATIENT):
+            if len(self._held) == 1:
+                self._loop.call_soon(self._flush)
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._held and not self._writer.is_closing():
+            self._writer.write(b"".join(self._held))
+        self._held.clear()
 
     async def receive(self) -> list[Event]:
         while not self._batches:
@@ -92,6 +105,7 @@ class _ProcessInstance:
 
     async def _end(self) -> str:
         """Close the socket, wait for the process, and return how it ended."""
+        self._flush()
         self._writer.close()
         try:
             status = await asyncio.to_thread(self._process.wait, EXIT_S)

@@ -294,6 +294,7 @@ class TurnDriver:
         run.restarted = session.mirror.lost or run.ahead.restarted
         try:
             self._submit(run)
+            run.open_output()
         except Exception:
             await self._abandon(run)
 

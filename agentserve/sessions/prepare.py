@@ -1,5 +1,6 @@
 """Everything about a turn that can be refused: checked and composed before the turn is accepted."""
 
+import functools
 import random
 from array import array
 from collections.abc import Callable, Sequence
@@ -93,7 +94,9 @@ class TurnPreparer:
             force=force,
         )
         stop = sampling.stop_strings(merged)
-        run.output = self._output(run, tools, stop, constraint, in_reasoning=in_reasoning)
+        run.make_output = functools.partial(
+            self._output, run, tools, stop, constraint, in_reasoning=in_reasoning
+        )
 
     def _output(
         self,

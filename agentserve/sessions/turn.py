@@ -39,6 +39,8 @@ from agentserve.wire import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agentserve.sessions.handle import TurnHandle
     from agentserve.sessions.mirror import SubmitOptions
     from agentserve.sessions.output import OutputStream
@@ -88,6 +90,7 @@ class TurnRun:
     fed: Fed = field(default_factory=Fed)
     prompt: Prompt = field(default_factory=lambda: Prompt(array("i"), 0, ()))
     options: SubmitOptions | None = None
+    make_output: Callable[[], OutputStream] | None = None  # until the turn is submitted
     output: OutputStream | None = None
     ahead: Ahead = field(default_factory=Ahead)  # what was prefilled of it before
     prepared: range = range(0)  # positions that were computed before the user message came
@@ -111,6 +114,11 @@ class TurnRun:
     def prefills_only(self) -> bool:
         """Whether the turn generates nothing."""
         return self.request.max_output_tokens == 0
+
+    def open_output(self) -> None:
+        """Make ready for what the engine will say; done while it begins."""
+        if self.make_output is not None:
+            self.output, self.make_output = self.make_output(), None
 
     def sent_calls(self) -> tuple[Pending, ...]:
         """Return the calls whose `item.done` was sent."""
