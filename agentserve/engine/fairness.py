@@ -41,6 +41,11 @@ class TurnQueue:
         """Iterate in queue order as of now."""
         return iter(sorted(self._turns, key=self._key()))
 
+    @property
+    def wanted(self) -> bool:
+        """Whether a turn waits that is not a background turn."""
+        return any(not turn.command.background for turn in self._turns)
+
     def add(self, turn: Turn) -> None:
         """Queue a new turn."""
         if not turn.command.background:

@@ -70,6 +70,7 @@ class Engine:
         token_bytes = sum(group.block_bytes for group in info.groups) // info.block_size
         self._costs = CostModel(token_bytes, tokens)
         self._flight: Flight | None = None
+        self._measured: list[tuple[Batch, float]] = []  # steps to be learned from
         self._taken_at = 0.0  # when the last result was
 
     @property
@@ -92,20 +93,24 @@ class Engine:
 
         A refused submit or fork changes nothing. Other commands about what is unknown are ignored.
         """
+        self._learn()
         self._commands.apply(command)
 
     def step(self) -> list[Event]:
         """Run one step and return what happened, with Stats last; [] when there was nothing."""
         started = self._clock.monotonic()
+        self._learn()
         self._commands.resume()
         self._kv.residency.begin_step(started, self._costs.costs)
         batch = self._scheduler.plan(in_flight=self._flight is not None)
         if batch is None and self._flight is not None:
             self._take_result()
+            self._learn()
             batch = self._scheduler.plan()
         if batch is not None:
             self._report_admitted(batch)
             handle = self._runner.launch(batch.plan)
+            self._kv.residency.policy.settle()
             if self._flight is not None:
                 self._take_result()  # before the masks: grammars go on from its tokens
             self._runner.sample(handle, self._masks(batch))
@@ -165,7 +170,7 @@ class Engine:
         self._kv.copies.settle(result.tickets)
         now = self._clock.monotonic()
         # While it was queued behind another step it cost nothing.
-        self._measure(flight.batch, now - max(flight.started, self._taken_at))
+        self._measured.append((flight.batch, now - max(flight.started, self._taken_at)))
         self._taken_at = now
         self._committer.commit(flight.batch, result)
 
@@ -179,6 +184,12 @@ class Engine:
             self._ledger.events.append(
                 Started(turn.id, turn.cached, computed, waited, turn.from_host, lost, reason)
             )
+
+    def _learn(self) -> None:
+        """Learn from the steps that ended; before anything is decided, and after their events."""
+        measured, self._measured = self._measured, []
+        for batch, seconds in measured:
+            self._measure(batch, seconds)
 
     def _measure(self, batch: Batch, seconds: float) -> None:
         """Learn what the step cost; share its time out, but not for what we made turns lose."""

@@ -153,7 +153,7 @@ class Scheduler:
 
     def _ready(self) -> list[Turn]:
         """Return the turns that may have rows; background turns go when others want to run."""
-        wanted = any(not t.command.background for t in (*self.running, *self.waiting))
+        wanted = self.waiting.wanted or any(not t.command.background for t in self.running)
         if wanted:
             for turn in [t for t in self.running if t.command.background and not t.flying]:
                 self._put_back(turn)

@@ -48,17 +48,15 @@ class Adoption:
         part.straight = True
         source, count = found.source, found.count
         tail = source if isinstance(source, Tail) else None
-        if all(DEVICE in block.copies for block in found.blocks):
-            group.device.lock_all(found.blocks)
-            chain.await_slots(block.copies[DEVICE] for block in found.blocks)
+        if not found.blocks or on_device(found.blocks[-1]):  # then all of them are
+            chain.await_slots(group.device.lock_all(found.blocks))
         else:
             for block in found.blocks:
                 self._bring(chain, number, block)
         if tail is not None:
             self._bring(chain, number, tail)
-        for block in found.blocks:
-            if not block.indexed:
-                group.index.intern(block)
+        for block in [block for block in found.blocks if not block.indexed]:
+            group.index.intern(block)
         if tail is not None:
             group.trim(tail, count)
             group.host.drop(tail)  # it goes stale with the first token that is written

@@ -190,14 +190,19 @@ class BlockPool:
         self.lock_all((holder,))
         return slot
 
-    def lock_all(self, holders: Iterable[Block]) -> None:
-        """Lock the copies of `holders`, which must be resident."""
-        tier = self.tier
+    def lock_all(self, holders: Iterable[Block]) -> list[Slot]:
+        """Lock the copies of `holders`, which must be resident; return those that still arrive."""
+        tier, fresh = self.tier, 0
+        arriving: list[Slot] = []
         for holder in holders:
             slot = holder.copies[tier]
             if not slot.locks:
-                self.locked += 1
+                fresh += 1
             slot.locks += 1
+            if slot.arriving:
+                arriving.append(slot)
+        self.locked += fresh
+        return arriving
 
     def unlock(self, slot: Slot) -> None:
         """Give back one lock; the last one makes the slot cached, or free when it is doomed."""

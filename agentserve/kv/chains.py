@@ -85,14 +85,14 @@ class KvCache:
 
     def is_on_device(self, chain: Chain) -> bool:
         """Whether nothing of an idle chain would have to be loaded or computed again."""
-        holders = chain.groups[0].holders()
-        return bool(holders) and on_device(holders[-1])
+        last = chain.groups[0].last
+        return last is not None and on_device(last)
 
     def has_free(self, chain: Chain, length: int) -> bool:
         """Whether an active chain can grow to `length` tokens at no open sequence's cost."""
         wanted = self.blocks_for(length)
         return all(
-            self.residency.make_room(number, wanted - len(part.holders()), evict=False)
+            self.residency.make_room(number, wanted - part.count, evict=False)
             for number, part in enumerate(chain.groups)
         )
 

@@ -33,6 +33,16 @@ class GroupChain:
         """The tail after the last full block, if it is in some tier."""
         return self.tails[0] if self.tails and self.tails[0].copies else None
 
+    @property
+    def count(self) -> int:
+        """How many blocks and tails there are."""
+        return len(self.blocks) + len(self.tails)
+
+    @property
+    def last(self) -> Block | None:
+        """The last of them."""
+        return self.tails[-1] if self.tails else self.blocks[-1] if self.blocks else None
+
     def holders(self) -> list[Block]:
         """Return what its tokens are in, in token order."""
         return [*self.blocks, *self.tails]
@@ -85,7 +95,9 @@ class Chain:
 class Found:
     """A prefix that is in some tier: full blocks, then the first `count` tokens of `source`.
 
-    The source is the chain's own tail, or a full block that has to be copied.
+    Each block hangs from the one before it in every tier that it is in, so that each tier has the
+    first so many of them. The source is the chain's own tail, or a full block that has to be
+    copied.
     """
 
     blocks: list[LogicalBlock]
@@ -110,17 +122,18 @@ class Found:
 
     def absent(self) -> int:
         """Return how many of its block table's entries need a device slot first."""
-        blocks = sum(1 for block in self.blocks if DEVICE not in block.copies)
+        blocks = len(self.blocks) - _leading(self.blocks, DEVICE)
         if self.source is None:
             return blocks
         return blocks + (self.is_copy or DEVICE not in self.source.copies)
 
     def missing(self, pool: BlockPool, wanted: int) -> int:
         """Return how many device slots are missing to `wanted` blocks once this is locked."""
-        holders = self.holders()
-        new = wanted - (len(holders) - self.absent())
-        if new <= pool.available - len(holders):  # also if nothing of it is locked yet
+        count = len(self.blocks) + (self.source is not None)
+        new = wanted - (count - self.absent())
+        if new <= pool.available - count:  # also if nothing of it is locked yet
             return 0
+        holders = self.holders()
         here = [holder.copies[DEVICE] for holder in holders if DEVICE in holder.copies]
         newly_locked = sum(1 for slot in here if not slot.locks)
         return new - (pool.available - newly_locked)
@@ -219,7 +232,7 @@ def last_first(part: GroupChain, tier: str) -> Iterator[Block]:
     yield from [tail for tail in reversed(part.tails) if tier in tail.copies]
     end = len(part.blocks)
     if part.straight:  # each tier holds the first so many of them
-        end = bisect_left(part.blocks, True, key=lambda block: tier not in block.copies)
+        end = _leading(part.blocks, tier)
     for index in range(end - 1, -1, -1):
         yield part.blocks[index]
 
@@ -231,6 +244,11 @@ def _whole(
     if tail is not None and tail.valid_tokens == block_size - 1:
         return Found(blocks, tail, tail.valid_tokens)
     return Found(blocks, last, block_size - 1)
+
+
+def _leading(blocks: list[LogicalBlock], tier: str) -> int:
+    """Return how many of `blocks` a tier has, where it has the first so many of them."""
+    return bisect_left(blocks, True, key=lambda block: tier not in block.copies)
 
 
 def _common(block: LogicalBlock, tokens: "array[int]") -> int:

@@ -5,8 +5,9 @@ only when somebody needs them, and an idle sequence locks none. Hints of the cli
 waiting turns come before any estimate, under every policy. Times are the engine clock's seconds.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -70,6 +71,10 @@ class Policy(Protocol):
         """Take note that a turn of this sequence came at `returned_at`."""
         ...
 
+    def settle(self) -> None:
+        """Do what taking note has left to be done; `order` needs it and does it too."""
+        ...
+
 
 # Groups of victims, coldest first. EXPIRED and HELD differ only for a policy that estimates.
 DROPPED, DEMOTED, EXPIRED, HELD, KEPT, RETURNING = range(6)
@@ -109,6 +114,9 @@ class Lru:
     def learn(self, idle: Idle, returned_at: float) -> None:
         """Do nothing: the order needs no history."""
 
+    def settle(self) -> None:
+        """Do nothing."""
+
 
 class ToolAware(Lru):
     """Those first whose return soon is least likely, by how long each tool has taken so far.
@@ -121,9 +129,11 @@ class ToolAware(Lru):
     def __init__(self) -> None:
         super().__init__("tool-aware")
         self._gaps = GapModel()
+        self._noted: list[Callable[[], None]] = []  # a quarter of a millisecond each
 
     def order(self, idle: Iterable[Idle], now: float, costs: Costs) -> list[Idle]:
         """Return them coldest first."""
+        self.settle()
         places = {each: (group(each), 0.0) for each in idle}
         open_ones = [each for each, (where, _) in places.items() if where == EXPIRED]
         if open_ones:
@@ -132,10 +142,17 @@ class ToolAware(Lru):
 
     def learn(self, idle: Idle, returned_at: float) -> None:
         """Take note of how long it was away, and of how right the client's word was."""
-        self._gaps.learn(idle.namespace, idle.tools, max(0.0, returned_at - idle.since))
+        away = max(0.0, returned_at - idle.since)
+        self._noted.append(partial(self._gaps.learn, idle.namespace, idle.tools, away))
         if idle.expected_s is not None:
-            actual = returned_at - max(idle.since, idle.hinted_at)
-            self._gaps.learn_hint(idle.namespace, idle.expected_s, actual)
+            said, actual = idle.expected_s, returned_at - max(idle.since, idle.hinted_at)
+            self._noted.append(partial(self._gaps.learn_hint, idle.namespace, said, actual))
+
+    def settle(self) -> None:
+        """Learn from what was noted."""
+        noted, self._noted = self._noted, []
+        for learn in noted:
+            learn()
 
     def _estimate(self, idle: list[Idle], now: float, costs: Costs) -> list[tuple[int, float]]:
         """Return the group, EXPIRED or HELD, and the value to sort by of each."""

@@ -126,7 +126,7 @@ class Residency:
         if not self._has_host:
             return pool.free
         dirty = sum(
-            len(chain.groups[number].holders())
+            chain.groups[number].count
             for chain in self.chains
             if not chain.active and not chain.idle.clean
         )

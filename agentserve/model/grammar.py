@@ -1,11 +1,13 @@
 """Token masks from structural tags, by xgrammar; compiled in a process of its own."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xgrammar
+from numpy.typing import NDArray
 
 from agentserve.config import GRAMMAR_BYTES, GRAMMAR_CPU_S
 from agentserve.engine.compiler import CompilerProcess
@@ -43,17 +45,23 @@ class XGrammar:
 
     def matcher(self) -> "XGrammarMatcher":
         """Return the state of a new constrained turn."""
-        return XGrammarMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocab_size)
+        return XGrammarMatcher(self._compiled, self._vocab_size)
 
 
 class XGrammarMatcher:
-    """The state of one constrained turn."""
+    """The state of one constrained turn, made when it is first needed: during the first step."""
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, vocab_size: int) -> None:
-        self._matcher = matcher
-        words = (vocab_size + 31) // 32
-        self._mask = np.zeros((1, words), dtype=np.int32)
-        self._last = np.uint32((1 << (vocab_size - 32 * (words - 1))) - 1).astype(np.int32)
+    def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
+        self._compiled = compiled
+        self._vocab_size = vocab_size
+
+    @functools.cached_property
+    def _matcher(self) -> Any:
+        return xgrammar.GrammarMatcher(self._compiled)
+
+    @functools.cached_property
+    def _mask(self) -> NDArray[np.int32]:
+        return np.zeros((1, (self._vocab_size + 31) // 32), dtype=np.int32)
 
     def mask(self) -> bytes | None:
         """Return which tokens may come next: bit i of little-endian int32 word w is 32*w + i.
@@ -64,7 +72,8 @@ class XGrammarMatcher:
             return None
         if not self._matcher.fill_next_token_bitmask(self._mask):
             return None
-        self._mask[0, -1] &= self._last  # xgrammar leaves the bits past the vocabulary set
+        if rest := self._vocab_size % 32:  # xgrammar leaves the bits past the vocabulary set
+            self._mask[0, -1] &= (1 << rest) - 1
         return self._mask.tobytes()
 
     @property
