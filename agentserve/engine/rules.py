@@ -1,7 +1,7 @@
 """What a submit must satisfy before it changes anything."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from agentserve.config import EngineSettings
 from agentserve.engine.grammars import Compiled, NotCompiled
@@ -34,7 +34,7 @@ def grammar_refusal(error: NotCompiled) -> Refusal:
 
 
 def new_matcher(
-    compiled: Compiled | None, said: Iterable[int] = (), *, anew: bool = False
+    compiled: Compiled | None, said: Sequence[int] = (), *, anew: bool = False
 ) -> Matcher | None:
     """Return a matcher of a compiled grammar after what was `said`, None without one.
 
@@ -45,7 +45,7 @@ def new_matcher(
         if matcher is not None:
             for token in said:
                 matcher.accept(token)
-            if anew and matcher.broken and compiled is not None:
+            if said and anew and matcher.broken and compiled is not None:
                 return compiled.matcher()
         return matcher
     except Exception as error:  # a third party's library must not stop the engine

@@ -1,6 +1,6 @@
 """How a chain takes what was found of its KV: what is locked, loaded, and copied."""
 
-from agentserve.kv.blocks import Block, BlockPool, NoRoom, Tail, require
+from agentserve.kv.blocks import Block, BlockPool, NoRoom, Slot, Tail, require
 from agentserve.kv.copies import DEVICE, HOST, CopyQueue
 from agentserve.kv.lookup import Chain, Found, GroupChain
 from agentserve.kv.residency import Residency
@@ -49,10 +49,10 @@ class Adoption:
         source, count = found.source, found.count
         tail = source if isinstance(source, Tail) else None
         if not found.blocks or on_device(found.blocks[-1]):  # then all of them are
-            chain.await_slots(group.device.lock_all(found.blocks))
+            part.taken = group.device.lock_all(found.blocks)
+            chain.await_slots(part.taken)
         else:
-            for block in found.blocks:
-                self._bring(chain, number, block)
+            part.taken = [self._bring(chain, number, block) for block in found.blocks]
         if tail is not None:
             self._bring(chain, number, tail)
         for block in [block for block in found.blocks if not block.indexed]:
@@ -69,7 +69,7 @@ class Adoption:
                 count = 0
         return len(found.blocks) * group.device.block_size + count
 
-    def _bring(self, chain: Chain, number: int, holder: Block) -> None:
+    def _bring(self, chain: Chain, number: int, holder: Block) -> Slot:
         """Lock a block or tail of an active chain on the device, loading it if it is not there."""
         group = self._groups[number]
         part = chain.groups[number]
@@ -86,6 +86,7 @@ class Adoption:
             slot = holder.copies[DEVICE]
             chain.from_host += slot.tokens if number == 0 else 0
         chain.await_slot(slot)
+        return slot
 
     def _branch(
         self, number: int, chain: Chain, part: GroupChain, source: Block, count: int

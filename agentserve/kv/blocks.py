@@ -186,23 +186,18 @@ class BlockPool:
 
     def lock(self, holder: Block) -> Slot:
         """Lock the copy of `holder`, which must be resident."""
-        slot = holder.copies[self.tier]
-        self.lock_all((holder,))
-        return slot
+        return self.lock_all((holder,))[0]
 
     def lock_all(self, holders: Iterable[Block]) -> list[Slot]:
-        """Lock the copies of `holders`, which must be resident; return those that still arrive."""
+        """Lock the copies of `holders`, which must be resident, and return them."""
         tier, fresh = self.tier, 0
-        arriving: list[Slot] = []
-        for holder in holders:
-            slot = holder.copies[tier]
+        slots = [holder.copies[tier] for holder in holders]
+        for slot in slots:
             if not slot.locks:
                 fresh += 1
             slot.locks += 1
-            if slot.arriving:
-                arriving.append(slot)
         self.locked += fresh
-        return arriving
+        return slots
 
     def unlock(self, slot: Slot) -> None:
         """Give back one lock; the last one makes the slot cached, or free when it is doomed."""
@@ -218,12 +213,11 @@ class BlockPool:
         else:
             self._enqueue(slot)
 
-    def unlock_all(self, holders: Iterable[Block]) -> None:
+    def unlock_all(self, slots: Iterable[Slot]) -> None:
         """Give back one lock of each; from now on they count as used just now."""
         self._tick += 1
-        tier, tick, released = self.tier, self._tick, 0
-        for holder in holders:
-            slot = holder.copies[tier]
+        tick, released = self._tick, 0
+        for slot in slots:
             if slot.locks == 1 and slot.dependents and not slot.doomed:  # nearly all of a chain
                 slot.locks, slot.last_used = 0, tick
                 released += 1

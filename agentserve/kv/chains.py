@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentserve.kv.adoption import Adoption, drop_tails
-from agentserve.kv.blocks import Block, BlockPool, LogicalBlock, NoRoom, Tail, require
+from agentserve.kv.blocks import BlockPool, LogicalBlock, NoRoom, Tail, require
 from agentserve.kv.checks import check_locks, check_owners
 from agentserve.kv.copies import DEVICE, HOST, CopyQueue
 from agentserve.kv.lookup import Chain, Found, GroupChain, find
@@ -234,14 +234,8 @@ class KvCache:
         """Return per group the slot numbers that joined the block table since the last call."""
         news: list[list[int]] = []
         for part in chain.groups:
-            known = part.announced
-            part.announced = len(part.blocks) + len(part.tails)
-            if known == part.announced:
-                news.append([])
-                continue
-            holders: list[Block] = [*part.blocks[known:]]
-            holders += part.tails[max(0, known - len(part.blocks)) :]
-            news.append([holder.copies[DEVICE].number for holder in holders])
+            known, part.announced = part.announced, part.count
+            news.append([slot.number for slot in part.slots(known)])
         return news
 
     def release(self, chain: Chain) -> None:
@@ -252,7 +246,9 @@ class KvCache:
         chain.capacity = 0
         chain.arriving.clear()
         for part, group in zip(chain.groups, self._groups, strict=True):
-            group.device.unlock_all((*part.blocks, *part.aside, *part.tails))
+            aside = (entry.copies[DEVICE] for entry in part.aside)
+            group.device.unlock_all([*part.slots(), *aside])
+            part.taken = []
             part.aside.clear()
             part.announced = 0
             for tail in part.tails:

@@ -27,6 +27,7 @@ class GroupChain:
     aside: list[LogicalBlock] = field(default_factory=list)
     straight: bool = True
     announced: int = 0  # entries of the block table that the runner knows
+    taken: list[Slot] = field(default_factory=list)  # of the blocks that an active chain found
 
     @property
     def tail(self) -> Tail | None:
@@ -46,6 +47,13 @@ class GroupChain:
     def holders(self) -> list[Block]:
         """Return what its tokens are in, in token order."""
         return [*self.blocks, *self.tails]
+
+    def slots(self, start: int = 0) -> list[Slot]:
+        """Return the device slots of an active chain, in token order, from entry `start` on."""
+        taken = len(self.taken)
+        rest: list[Block] = [*self.blocks[max(start, taken) :]]
+        rest += self.tails[max(0, start - len(self.blocks)) :]
+        return [*self.taken[start:], *(holder.copies[DEVICE] for holder in rest)]
 
 
 @dataclass(slots=True, eq=False)

@@ -14,13 +14,13 @@ def block(parent: LogicalBlock | None = None) -> LogicalBlock:
 def cached(pool: BlockPool, parent: LogicalBlock | None = None) -> LogicalBlock:
     holder = block(parent)
     pool.take(holder)
-    pool.unlock_all([holder])
+    pool.unlock_all([holder.copies[pool.tier]])
     return holder
 
 
 def use(pool: BlockPool, holder) -> None:
     pool.lock_all([holder])
-    pool.unlock_all([holder])
+    pool.unlock_all([holder.copies[pool.tier]])
 
 
 def test_free_cached_and_locked_slots_add_up_to_the_total():
