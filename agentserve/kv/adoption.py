@@ -50,13 +50,15 @@ class Adoption:
         tail = source if isinstance(source, Tail) else None
         if not found.blocks or on_device(found.blocks[-1]):  # then all of them are
             part.taken = group.device.lock_all(found.blocks)
-            chain.await_slots(part.taken)
+            if self._copies:  # else nothing arrives
+                chain.await_slots(part.taken)
         else:
             part.taken = [self._bring(chain, number, block) for block in found.blocks]
         if tail is not None:
             self._bring(chain, number, tail)
-        for block in [block for block in found.blocks if not block.indexed]:
-            group.index.intern(block)
+        if found.blocks and not group.index.reaches(found.blocks[-1]):
+            for block in found.blocks:
+                group.index.intern(block)
         if tail is not None:
             group.trim(tail, count)
             group.host.drop(tail)  # it goes stale with the first token that is written

@@ -190,13 +190,15 @@ class BlockPool:
 
     def lock_all(self, holders: Iterable[Block]) -> list[Slot]:
         """Lock the copies of `holders`, which must be resident, and return them."""
-        tier, fresh = self.tier, 0
+        tier, shared = self.tier, 0
         slots = [holder.copies[tier] for holder in holders]
         for slot in slots:
-            if not slot.locks:
-                fresh += 1
-            slot.locks += 1
-        self.locked += fresh
+            if slot.locks:
+                slot.locks += 1
+                shared += 1
+            else:
+                slot.locks = 1
+        self.locked += len(slots) - shared
         return slots
 
     def unlock(self, slot: Slot) -> None:
@@ -213,18 +215,19 @@ class BlockPool:
         else:
             self._enqueue(slot)
 
-    def unlock_all(self, slots: Iterable[Slot]) -> None:
+    def unlock_all(self, slots: list[Slot]) -> None:
         """Give back one lock of each; from now on they count as used just now."""
         self._tick += 1
-        tick, released = self._tick, 0
+        tick, others = self._tick, 0
         for slot in slots:
             if slot.locks == 1 and slot.dependents and not slot.doomed:  # nearly all of a chain
-                slot.locks, slot.last_used = 0, tick
-                released += 1
+                slot.locks = 0
+                slot.last_used = tick
             else:
                 self.unlock(slot)
-        self.locked -= released
-        self.releases += released
+                others += 1
+        self.locked -= len(slots) - others
+        self.releases += len(slots) - others
 
     def drop(self, holder: Block) -> None:
         """Free the copy of `holder`, if there is one: now, or at its last unlock."""

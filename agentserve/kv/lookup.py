@@ -199,7 +199,7 @@ def known(part: GroupChain, index: PrefixIndex) -> list[LogicalBlock]:
     Each hangs from the one before it in every tier that it is in.
     """
     last = part.blocks[-1] if part.blocks else None
-    if last is not None and last.indexed and part.straight and not index.condemned:
+    if last is not None and part.straight and index.reaches(last):
         return part.blocks.copy()  # in each tier a leaf goes before what it hangs from
     blocks: list[LogicalBlock] = []
     parent: LogicalBlock | None = None

@@ -66,6 +66,10 @@ class PrefixIndex:
         block.indexed = True
         return block
 
+    def reaches(self, block: LogicalBlock) -> bool:
+        """Whether `block` is an entry, and with it all that it hangs from."""
+        return block.indexed and not self.condemned
+
     def remove(self, block: LogicalBlock) -> None:
         """Forget the entry, if `block` is one."""
         if block.indexed:
