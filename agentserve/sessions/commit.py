@@ -1,5 +1,6 @@
 """The end of a turn: written to the store, taken by the session, and only then told to readers."""
 
+import asyncio
 import logging
 from array import array
 from collections.abc import Callable
@@ -60,13 +61,18 @@ class TurnCommitter:
             dropped += session.lose(run.id)
         session.add_usage(turn.usage)
         self.counters.add(turn)
-        log.info("%s", log_line(turn))
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s", log_line(turn))
         failed = turn.status == "failed" and turn.error is not None
         run.handle.end(turn, ErrorEvent(turn.error) if failed else TurnDone(turn))  # type: ignore[arg-type]
-        for observe in self.observers:
-            observe(turn)
+        if self.observers:  # nobody who waits for the turn waits for them
+            asyncio.get_running_loop().call_soon(self._observe, turn)
         for old in dropped:
             await self._store.forget(session.key, old)
+
+    def _observe(self, turn: Turn) -> None:
+        for observe in self.observers:
+            observe(turn)
 
     async def _write(self, run: TurnRun, turn: Turn, node: TurnNode | None) -> None:
         sampling = run.options.sampling if run.options is not None else None

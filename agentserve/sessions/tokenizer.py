@@ -23,6 +23,10 @@ _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
 
+# What templates write around messages is short, and the same again and again.
+_SHORT = 32  # characters
+_KEPT_SHORT = 4096
+
 Place = Literal["start", "segment", "continuation"]
 
 
@@ -56,6 +60,7 @@ class Tokenizer:
         self._splitter = _any_of(self.controls)
         self._bytes, self.drops_first_space = _token_bytes(pipeline, vocabulary)
         self._encoders = _encoders(pipeline, vocabulary)
+        self._short: dict[tuple[str, Place], tuple[int, ...]] = {}  # what was encoded
         self.vocab_size = len(self._bytes)
         self.longest_token = max(map(len, self._bytes))  # bytes
         self.special = _special_texts(config)
@@ -84,8 +89,16 @@ class Tokenizer:
         `place` says what stands before it: nothing ("start"), a control token ("segment") or
         other text ("continuation"); only SentencePiece-type vocabularies tell them apart.
         """
-        if not text:
-            return []
+        if len(text) > _SHORT:
+            return self._encode(text, place)
+        known = self._short.get((text, place))
+        if known is None:
+            if len(self._short) >= _KEPT_SHORT:
+                self._short.clear()
+            known = self._short[text, place] = tuple(self._encode(text, place)) if text else ()
+        return list(known)
+
+    def _encode(self, text: str, place: Place) -> list[int]:
         encoding = self._encoders[place].encode(text, add_special_tokens=False)
         ids: list[int] = encoding.ids
         if self.control_ids.isdisjoint(ids):
