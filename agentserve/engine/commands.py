@@ -93,15 +93,16 @@ class Commands:
         if command.grammar is None:
             self._open(command, None, self._clock.monotonic())
             return
-        self._check(command)
         try:
             compiled = self._grammars.find(command.grammar)
         except NotCompiled as error:
+            self._check(command)
             raise grammar_refusal(error) from None
-        if compiled is None:
-            self._grammars.hold(command)
-        else:
+        if compiled is not None:
             self._open(command, compiled, self._clock.monotonic())
+            return
+        self._check(command)
+        self._grammars.hold(command)
 
     def _check(
         self, command: Submit, *, held: bool = False

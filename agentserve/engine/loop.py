@@ -212,9 +212,10 @@ class Engine:
         for number, (row, turn) in enumerate(zip(batch.plan.rows, batch.turns, strict=True)):
             if turn.matcher is None or not (row.sample and turn.running):
                 continue
-            if turn.generated < len(turn.forced):
-                continue
             try:
+                turn.matcher.prepare()
+                if turn.generated < len(turn.forced):
+                    continue
                 mask = turn.matcher.mask()
             except Exception as error:  # a grammar's fault stays with its turn
                 turn.fault = f"grammar: {error}"

@@ -15,6 +15,10 @@ from agentserve.kv.chains import Chain
 class Matcher(Protocol):
     """The state of one constrained output."""
 
+    def prepare(self) -> None:
+        """Do what the first use needs; called while the device computes."""
+        ...
+
     def mask(self) -> bytes | None:
         """Return the packed bitmask of allowed next tokens; None allows any."""
         ...

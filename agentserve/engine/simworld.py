@@ -140,6 +140,9 @@ class EvenTokens:
         self._mask = b"".join(word.to_bytes(4, "little") for word in words)
         self._left = breaks_after
 
+    def prepare(self) -> None:
+        """Do nothing."""
+
     def mask(self) -> bytes | None:
         """Return the mask of even tokens. Raises RuntimeError when it is time to break."""
         if self._left == 0:

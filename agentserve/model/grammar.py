@@ -49,7 +49,7 @@ class XGrammar:
 
 
 class XGrammarMatcher:
-    """The state of one constrained turn, made when it is first needed: during the first step."""
+    """The state of one constrained turn, made when it is first needed or at `prepare`."""
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
         self._compiled = compiled
@@ -62,6 +62,10 @@ class XGrammarMatcher:
     @functools.cached_property
     def _mask(self) -> NDArray[np.int32]:
         return np.zeros((1, (self._vocab_size + 31) // 32), dtype=np.int32)
+
+    def prepare(self) -> None:
+        """Make the state."""
+        _ = self._matcher
 
     def mask(self) -> bytes | None:
         """Return which tokens may come next: bit i of little-endian int32 word w is 32*w + i.

@@ -18,6 +18,8 @@ from agentserve.wire import (
     ToolCallDelta,
     Turn,
     TurnDone,
+    TurnProgress,
+    TurnStarted,
     encode,
 )
 
@@ -153,6 +155,8 @@ def _size(event: Event) -> int:
         return _EVENT_BYTES + len(event.delta) + told * _LOGPROB_BYTES
     if isinstance(event, ReasoningDelta | ToolCallDelta):
         return _EVENT_BYTES + len(event.delta)
+    if isinstance(event, TurnStarted | TurnProgress):
+        return _EVENT_BYTES
     return _EVENT_BYTES + len(encode(_bare(event)))
 
 

@@ -1,6 +1,7 @@
 """Finding the places of generated messages in rendered text, so that their ids can go there."""
 
 import re
+from functools import cache
 
 import msgspec
 
@@ -50,7 +51,7 @@ def splice(text: str, quote: str, seams: Seams) -> list[Piece]:
     pieces: list[Piece] = []
     position = 0
     whole = -1
-    for match in re.finditer(f"{quote}(r?)([0-9]+){quote}", text):
+    for match in _keys(quote).finditer(text):
         index = int(match[2])
         before = text[position : match.start()]
         position = match.end()
@@ -71,6 +72,11 @@ def splice(text: str, quote: str, seams: Seams) -> list[Piece]:
             pieces += (before[:cut], Kept(index, whole=False))
     pieces.append(text[position:])
     return joined(pieces)
+
+
+@cache
+def _keys(quote: str) -> re.Pattern[str]:
+    return re.compile(f"{quote}(r?)([0-9]+){quote}")
 
 
 def _after(text: str, prompt: str) -> int | None:

@@ -125,6 +125,9 @@ class Ladder:
     def __init__(self):
         self._accepted = 0
 
+    def prepare(self):
+        pass
+
     def mask(self):
         words = [0] * (VOCAB // 32)
         words[self._accepted // 32] = 1 << self._accepted % 32

@@ -77,6 +77,9 @@ class AnyText:
     def matcher(self) -> "AnyText":
         return self
 
+    def prepare(self) -> None:
+        return None
+
     def mask(self) -> None:
         return None
 
