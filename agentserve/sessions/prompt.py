@@ -121,7 +121,9 @@ def compose(session: Session, text: ModelText, fed: Fed, *, generates: bool) -> 
     if anchor is not None:
         glue = _glue(session, text, whole, anchor, generates)
         if glue is not None:
-            return _plain_prompt(head, log, log[: anchor.tokens] + glue)
+            full = log[: anchor.tokens]
+            full.extend(glue)
+            return _plain_prompt(head, log, full, anchor.tokens)
     full = array("i", text.composer.tokens(whole, generates))
     if anchor is None:
         return _plain_prompt(head, log, full)
@@ -165,8 +167,12 @@ def _kv(head: TurnNode | None, keep: int) -> int:
     return min(head.kv_length, keep) if head is not None else 0
 
 
-def _plain_prompt(head: TurnNode | None, log: array[int], full: array[int]) -> Prompt:
-    kv = _kv(head, common_prefix(log, full))
+def _plain_prompt(
+    head: TurnNode | None, log: array[int], full: array[int], same: int = 0
+) -> Prompt:
+    """Return the prompt `full` after `log`, of which the first `same` tokens are known to be it."""
+    computed = _kv(head, len(log))
+    kv = computed if computed <= same else _kv(head, common_prefix(log, full))
     moved = head.moved if head is not None else ()
     new = max(0, len(full) - kv - sum(part.tokens for part in moved))
     return Prompt(full, new, moved)

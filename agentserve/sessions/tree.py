@@ -217,10 +217,12 @@ def join(first: Message, more: Message) -> Message:
 
 def common_prefix(left: "array[int]", right: "array[int]") -> int:
     """Return how many leading tokens are equal, by bisection over memory compares."""
-    # Bytes: memoryviews compare item by item, 0.4 ms for 30,000 tokens.
-    a, b = left.tobytes(), right.tobytes()
     low, high = 0, min(len(left), len(right))
-    if a[: 4 * high] == b[: 4 * high]:
+    if not high or left[0] != right[0]:
+        return 0
+    # Bytes: memoryviews compare item by item, 0.4 ms for 30,000 tokens.
+    a, b = memoryview(left)[:high].tobytes(), memoryview(right)[:high].tobytes()
+    if a == b:
         return high
     while low < high:
         middle = (low + high + 1) // 2
