@@ -333,9 +333,9 @@ def _stand_in(
     system = leads or (has_tools and not format.native)
     thought = False
     for message in reversed(history):
-        if message.role == "user":
+        if thought or message.role == "user":
             break
-        thought = thought or bool(message.body_start or message.reasoning)
+        thought = bool(message.body_start or message.reasoning)
     lead = (Message(role="system", text="x"),) if system else ()
     loop = (_THOUGHT, Message(role="tool", text="x", name="x")) if thought else ()
     return (*lead, _STAND_IN, *loop)

@@ -121,9 +121,8 @@ def compose(session: Session, text: ModelText, fed: Fed, *, generates: bool) -> 
     if anchor is not None:
         glue = _glue(session, text, whole, anchor, generates)
         if glue is not None:
-            full = log[: anchor.tokens]
-            full.extend(glue)
-            return _plain_prompt(head, log, full, anchor.tokens)
+            kept = log if anchor.tokens == len(log) else log[: anchor.tokens]
+            return _plain_prompt(head, log, kept + glue, anchor.tokens)
     full = array("i", text.composer.tokens(whole, generates))
     if anchor is None:
         return _plain_prompt(head, log, full)

@@ -220,10 +220,12 @@ def common_prefix(left: "array[int]", right: "array[int]") -> int:
     low, high = 0, min(len(left), len(right))
     if not high or left[0] != right[0]:
         return 0
-    # Bytes: memoryviews compare item by item, 0.4 ms for 30,000 tokens.
-    a, b = memoryview(left)[:high].tobytes(), memoryview(right)[:high].tobytes()
-    if a == b:
+    # Arrays and bytes: memoryviews compare item by item, 0.4 ms for 30,000 tokens.
+    if (left if len(left) == high else left[:high]) == (
+        right if len(right) == high else right[:high]
+    ):
         return high
+    a, b = left.tobytes(), right.tobytes()
     while low < high:
         middle = (low + high + 1) // 2
         if a[4 * low : 4 * middle] == b[4 * low : 4 * middle]:
