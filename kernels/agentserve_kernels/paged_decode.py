@@ -14,8 +14,8 @@ from numba import get_num_threads, njit
 
 from agentserve_kernels.paging import find
 from agentserve_kernels.registers import COLUMNS, WIDTH
-from agentserve_kernels.scalar import FAST, widen
-from agentserve_kernels.softmax import power, query_scale, softmax_row
+from agentserve_kernels.scalar import FAST, power, widen
+from agentserve_kernels.softmax import query_scale, softmax_row
 from agentserve_kernels.tensors import Workspace
 from agentserve_kernels.tiles import after, at, dot_tile, fetch, outer_tile
 

@@ -123,10 +123,14 @@ def attend_panels(query: Any, tokens: Any, cache: Any, source: Any, tile: int, w
         _widen_span(cache, source, first, size, keys, values)
         for panel in range(panels.shape[0]):
             row, place = panel * COLUMNS, panel * COLUMNS * dim
+            last = min(rows[0] + row + COLUMNS, rows[1]) - 1
+            own = min(size, seen + last // group * more - first)
             visible = (rows[0] + row, group, (seen - first) if more else size)
             running = (at(maxima, row), at(sums, row), at(sofar, place))
             span = (at(keys, 0), at(values, 0), visible)
-            _attend_panel(at(panels, place), span, running, (size, dim), (scores, shrink))
+            if own > 0:
+                shape = (own, dim)
+                _attend_panel(at(panels, place), span, running, shape, (scores, shrink))
     return rows
 
 

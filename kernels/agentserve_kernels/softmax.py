@@ -4,22 +4,18 @@ Arguments are pointers to float32, as `tiles.at` gives them. Scores are in units
 weight is a power of two: see `query_scale`.
 """
 
-import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from agentserve_kernels.registers import (
     COLUMNS,
-    I32,
     I64,
     VECTORS,
     WIDTH,
-    WORDS,
     ZERO,
     largest_lane,
     load_lanes,
@@ -27,64 +23,15 @@ from agentserve_kernels.registers import (
     store_lanes,
     totals,
 )
+from agentserve_kernels.scalar import LOG2_E, emit_powers
 
-_LOG2_E = np.float32(1 / math.log(2))
-# 2**r = 1 + r * (...) for r within a half, fitted to the least relative error (1.6e-7 in float32).
-_POWERS = (0.0013264727, 0.0096715130, 0.0555073358, 0.2402224243, 0.6931470037, 1.0)
 _UNROLL = 2  # keys whose weights are computed abreast
 
 
 @njit(nogil=True, cache=True)
 def query_scale(dim: int) -> Any:
     """Return what queries of `dim` elements are multiplied with: 1 / sqrt(dim) / ln 2."""
-    return _LOG2_E / np.sqrt(np.float32(dim))
-
-
-def _emit_powers(builder: Any, xs: list[Any]) -> list[Any]:
-    """Emit 2**x for each x <= 0, float32s or vectors of them; relative error below 3e-7.
-
-    From -127 on down it is exactly zero; NaN for NaN, because a broken row must be found. Several
-    take turns, because one alone is a chain of latencies.
-    """
-    kind = xs[0].type
-    vector = isinstance(kind, ir.VectorType)
-    words = WORDS if vector else I32
-
-    def function(name: str, arguments: int) -> Any:
-        full = f"llvm.{name}.v{WIDTH}f32" if vector else f"llvm.{name}.f32"
-        signature = ir.FunctionType(kind, [kind] * arguments)
-        return cgutils.get_or_insert_function(builder.module, signature, full)
-
-    def constant(value: float, kind: Any = kind) -> Any:
-        return ir.Constant(kind, [value] * WIDTH if vector else value)
-
-    rint, fused = function("rint", 1), function("fmuladd", 3)
-    lowest = constant(-127.0)
-    # One instruction each, because of the order of its operands.
-    xs = [builder.select(builder.fcmp_ordered(">", lowest, x), lowest, x) for x in xs]
-    wholes = [builder.call(rint, [x]) for x in xs]
-    rests = [builder.fsub(x, whole) for x, whole in zip(xs, wholes, strict=True)]
-    series = [constant(_POWERS[0])] * len(xs)
-    for coefficient in map(constant, _POWERS[1:]):
-        pairs = zip(series, rests, strict=True)
-        series = [builder.call(fused, [sum, rest, coefficient]) for sum, rest in pairs]
-    shift = constant(23, words)
-    exponents = [builder.shl(builder.fptosi(whole, words), shift) for whole in wholes]
-    pairs = zip(series, exponents, strict=True)
-    return [
-        builder.bitcast(builder.add(builder.bitcast(x, words), exponent), kind)
-        for x, exponent in pairs
-    ]
-
-
-@intrinsic
-def power(typing_context: Any, x: Any) -> Any:
-    """Return 2**x in float32 for x <= 0: how much less the weight of a score lower by -x is."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return _emit_powers(builder, args)[0]
-
-    return types.float32(types.float32), generate
+    return LOG2_E / np.sqrt(np.float32(dim))
 
 
 def _weigh(builder: Any, scores: Any, keys: list[Any], tops: list[Any], added: list[Any]) -> None:
@@ -95,7 +42,7 @@ def _weigh(builder: Any, scores: Any, keys: list[Any], tops: list[Any], added: l
         builder.fsub(load_lanes(builder, scores, place), builder.load(tops[n % VECTORS]))
         for n, place in enumerate(places)
     ]
-    for n, weight in enumerate(_emit_powers(builder, less)):
+    for n, weight in enumerate(emit_powers(builder, less)):
         store_lanes(builder, weight, scores, places[n])
         total = added[n % VECTORS]
         builder.store(builder.fadd(builder.load(total), weight), total)
@@ -136,7 +83,7 @@ def softmax_tile(
                 _weigh(builder, scores, abreast, tops, added)
         for lane, top, total in zip(lanes, tops, added, strict=True):
             less = builder.fsub(load_lanes(builder, maxima, lane), builder.load(top))
-            factor = _emit_powers(builder, [less])[0]
+            factor = emit_powers(builder, [less])[0]
             store_lanes(builder, factor, shrink, lane)
             store_lanes(builder, builder.load(top), maxima, lane)
             kept = builder.fmul(load_lanes(builder, sums, lane), factor)
@@ -169,10 +116,10 @@ def softmax_row(
         largest = largest_lane(builder, builder.load(most))
         wide = splat(builder, largest)
         with cgutils.for_range_slice(builder, I64(0), keys, I64(WIDTH)) as (k, _):
-            weight = _emit_powers(builder, [builder.fsub(load_lanes(builder, scores, k), wide)])[0]
+            weight = emit_powers(builder, [builder.fsub(load_lanes(builder, scores, k), wide)])[0]
             store_lanes(builder, weight, scores, k)
             builder.store(builder.fadd(builder.load(sums), weight), sums)
-        factor = _emit_powers(builder, [builder.fsub(before, largest)])[0]
+        factor = emit_powers(builder, [builder.fsub(before, largest)])[0]
         added = totals(builder, [builder.load(sums)])[0]
         builder.store(builder.fadd(builder.fmul(builder.load(total), factor), added), total)
         builder.store(largest, top)
