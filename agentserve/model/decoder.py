@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
 from agentserve_kernels.tensors import Rotary
 
@@ -33,7 +34,11 @@ def empty_cache(
 ) -> torch.Tensor:
     """Return [blocks, layers, 2, kv_heads, block_size, D]; memory is committed as it is written."""
     shape = (num_blocks, spec.layers, 2, spec.kv_heads, block_size, spec.head_dim)
-    return torch.empty(shape, dtype=dtype, device=device)
+    if torch.device(device).type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    # numpy asks for huge pages, of which attention over scattered blocks misses fewer.
+    size = num_blocks * block_bytes(spec, block_size, dtype)
+    return torch.from_numpy(np.empty(size, np.uint8)).view(dtype).view(shape)
 
 
 def rotary_frequencies(spec: ModelSpec) -> torch.Tensor:

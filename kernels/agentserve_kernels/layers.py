@@ -17,8 +17,7 @@ from agentserve_kernels.activation import silu_rows
 from agentserve_kernels.kv_write import write_rows
 from agentserve_kernels.linear import fill_panels, multiply, panel_kind
 from agentserve_kernels.norm import norm_rows
-from agentserve_kernels.paged_decode import attend_rows, decode_scratch
-from agentserve_kernels.paged_prefill import attend_chunk, prefill_scratch
+from agentserve_kernels.paged_attention import attend, attention_scratch, plan_attention
 from agentserve_kernels.tensors import Chunk, DecodeRows, Placement, Rotary, Workspace, view
 
 _VECTORS = (
@@ -92,20 +91,15 @@ def _run(hidden: Any, weights: Any, pages: Any, step: Any, scratch: Any, threads
     )
     qkv, output, gate_up, down = matrices
     cache, tables = pages
-    place, rotary, decode, chunks = step
-    normed, projected, query, attended, both, product, partial, panels = scratch
+    place, rotary, decode, groups = step
+    normed, projected, query, attended, both, product, attention = scratch
     joined = attended.reshape(residual.shape[0], -1)
     for layer in range(qkv.shape[0]):
         norm_rows(residual, delta, input_norm[layer], eps, normed)
         multiply(qkv[layer], qkv_bias[layer], normed, projected, threads)
         head_norm = (query_norm[layer], key_norm[layer], eps)
         write_rows(projected, (cache, layer), place, rotary, head_norm, query)
-        if decode[0].size:
-            attend_rows(query, (cache, layer, tables), decode, partial, attended)
-        for n in range(chunks.shape[0]):
-            slot, row, start, end = chunks[n]
-            some, out = query[row:end], attended[row:end]
-            attend_chunk(some, start, (cache, layer), tables[slot], panels, out)
+        attend(query, (cache, layer, tables), decode, groups, attention, attended)
         multiply(output[layer], output_bias[layer], joined, delta, threads)
         norm_rows(residual, delta, mlp_norm[layer], eps, normed)
         multiply(gate_up[layer], both_bias[layer], normed, both, threads)
@@ -130,13 +124,10 @@ def run_layers(layers: Layers, step: LayersStep, heads: int, workspace: Workspac
         take("attended", heads, dim),
         take("gate_up", 2 * inner),
         take("product", inner),
-        decode_scratch(step.cache, heads, step.decode.rows.shape[0], workspace),
-        prefill_scratch(dim, workspace),
+        attention_scratch(step.cache, heads, step.decode.rows.shape[0], workspace),
     )
-    decode = tuple(
-        part.numpy() for part in (step.decode.rows, step.decode.slots, step.decode.lengths)
-    )
-    spans = [(chunk.slot, chunk.row, chunk.start, chunk.row + chunk.count) for chunk in step.chunks]
+    block_size = step.cache.shape[4]
+    decode, groups = plan_attention(step.decode, step.chunks, step.tables, block_size)
     _run(
         (step.residual.numpy(), step.delta.numpy(), layers.eps),
         (tuple(arrays[name] for name in _VECTORS), tuple(arrays[name] for name in _MATRICES)),
@@ -145,7 +136,7 @@ def run_layers(layers: Layers, step: LayersStep, heads: int, workspace: Workspac
             (step.place.positions.numpy(), step.place.blocks.numpy()),
             (step.rotary.cos.numpy(), step.rotary.sin.numpy()),
             decode,
-            np.array(spans, np.int64).reshape(-1, 4),
+            groups,
         ),
         scratch,
         get_num_threads(),

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from numba import get_num_threads, njit, prange
 
+from agentserve_kernels.claims import claim, share
 from agentserve_kernels.registers import COLUMNS, VECTORS, WIDTH
 from agentserve_kernels.tensors import STORAGE, check, view
 from agentserve_kernels.tiles import at, outer_tile, panel_product
 
+FEW = 4  # panels that one row is multiplied with abreast
 TWO, FOUR = 2 * VECTORS, 4 * VECTORS
 DEPTH = 1024  # of a panel at a time, so that it stays in the core's own cache
 
@@ -120,14 +122,24 @@ def _multiply_panels(panels: Any, bias: Any, x: Any, out: Any, number: int, end:
                 out[row, i] += bias[i]
 
 
+@njit(nogil=True, cache=True)
+def _multiply_claimed(panels: Any, bias: Any, x: Any, out: Any, crew: Any) -> None:
+    """Do runs of panels until none is left. crew: (claims, threads)."""
+    claims, threads = crew
+    least = FEW if x.shape[0] <= 2 else 1
+    while True:
+        first, end = share(claim(claims), panels.shape[0], least, threads)
+        if first == end:
+            return
+        _multiply_panels(panels, bias, x, out, first, end)
+
+
 @njit(parallel=True, nogil=True, cache=True)
 def multiply(panels: Any, bias: Any, x: Any, out: Any, threads: int) -> None:
     """Write x @ weight.T + bias to `out`, all arrays; an absent bias is empty."""
-    count = panels.shape[0]
-    tasks = threads if x.shape[0] <= 2 else count
-    for task in prange(tasks):
-        first, end = count * task // tasks, count * (task + 1) // tasks
-        _multiply_panels(panels, bias, x, out, first, end)
+    claims = np.zeros(1, np.int64)
+    for _ in prange(threads):
+        _multiply_claimed(panels, bias, x, out, (claims, threads))
 
 
 def linear(

@@ -1,4 +1,4 @@
-"""Attention of single query tokens over the paged cache: one pass, read through the block table.
+"""Attention of single query tokens over the paged cache, each over keys of its own.
 
 Each task takes one sequence and a run of its tokens with all KV heads (split-KV, as in
 Flash-Decoding), with a running maximum (online softmax, arXiv 1805.02867); a second pass joins the
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import get_num_threads, njit, prange
+from numba import get_num_threads, njit
 
 from agentserve_kernels.paging import find
 from agentserve_kernels.registers import COLUMNS, WIDTH
-from agentserve_kernels.scalar import FAST, exp32, widen
-from agentserve_kernels.softmax import softmax_row
-from agentserve_kernels.tensors import DecodeRows, Pages, Workspace, check, view
+from agentserve_kernels.scalar import FAST, power, widen
+from agentserve_kernels.softmax import query_scale, softmax_row
+from agentserve_kernels.tensors import Workspace
 from agentserve_kernels.tiles import after, at, dot_tile, fetch, outer_tile
 
 SPAN = 64  # tokens of a piece at most
@@ -132,10 +132,13 @@ def _reweigh(scores: Any, count: int, tops: Any, totals: Any, shrink: Any, value
 
 
 @njit(fastmath=FAST, nogil=True, cache=True)
-def _join(partial: Any, rows: Any, out: Any) -> None:
+def join_runs(partial: Any, decode: Any, out: Any) -> None:
+    """Write to each row of `out` what its runs, and its prefix, come to together."""
     maxima, sums, accumulated = partial
-    _, splits, kv_heads, group, dim = accumulated.shape
+    rows, _, _, shared = decode
+    _, runs, kv_heads, group, dim = accumulated.shape
     for n in range(rows.size):
+        splits = runs if shared[n] else runs - 1
         for h in range(kv_heads * group):
             head, g = h // group, h % group
             top = maxima[n, 0, head, g]
@@ -144,7 +147,7 @@ def _join(partial: Any, rows: Any, out: Any) -> None:
             total = np.float32(0)
             out[rows[n], h, :] = np.float32(0)
             for s in range(splits):
-                weight = exp32(maxima[n, s, head, g] - top)
+                weight = power(maxima[n, s, head, g] - top)
                 total += weight * sums[n, s, head, g]
                 for i in range(dim):
                     out[rows[n], h, i] += weight * accumulated[n, s, head, g, i]
@@ -153,13 +156,19 @@ def _join(partial: Any, rows: Any, out: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _attend_run(query: Any, pages: Any, decode: Any, partial: Any, task: int) -> None:
+def attend_run(query: Any, pages: Any, decode: Any, partial: Any, task: int) -> None:
+    """Attend from one decode row of query [T, heads, D] to one of its runs of tokens.
+
+    pages: (cache, layer, tables); decode: (rows, slots, lengths, tokens at the start that are left
+    out); partial: as `decode_scratch` gives it; task: n * runs + run.
+    """
     cache, layer, tables = pages
-    lines, slots, lengths = decode
-    _, splits, kv_heads, group = partial[0].shape
+    lines, slots, lengths, shared = decode
+    _, runs, kv_heads, group = partial[0].shape
+    splits = runs - 1
     n, split, dim = task // splits, task % splits, query.shape[2]
     queries = np.empty((kv_heads * group, dim), np.float32)
-    scale = np.float32(1) / np.sqrt(np.float32(dim))
+    scale = query_scale(dim)
     for h in range(kv_heads * group):
         for i in range(dim):
             queries[h, i] = query[lines[n], h, i] * scale
@@ -169,7 +178,8 @@ def _attend_run(query: Any, pages: Any, decode: Any, partial: Any, task: int) ->
     values = partial[2][n, split].reshape(-1, dim)
     tops[:], totals[:], values[:] = np.float32(-1e30), np.float32(0), np.float32(0)
     shape, flat, source = cache.shape, cache.reshape(-1), (layer, 0, tables[slots[n]])
-    first, last = lengths[n] * split // splits, lengths[n] * (split + 1) // splits
+    own = lengths[n] - shared[n]
+    first, last = shared[n] + own * split // splits, shared[n] + own * (split + 1) // splits
     while first < last:
         start, to_value, left = find(shape, source, first)
         count = min(left, last - first, SPAN)
@@ -179,53 +189,12 @@ def _attend_run(query: Any, pages: Any, decode: Any, partial: Any, task: int) ->
         _attend_piece(flat, places, count, queries, (scores, tops, totals, shrink, values))
 
 
-@njit(parallel=True, nogil=True, cache=True)
-def attend_rows(query: Any, pages: Any, decode: Any, partial: Any, out: Any) -> None:
-    """Attend from the decode rows of query [T, heads, D] to the cache.
-
-    pages: (cache, layer, tables); decode: (rows, slots, lengths); partial: (maxima, sums, values)
-    of [N, splits, kv_heads, group, ...].
-    """
-    for task in prange(partial[0].shape[0] * partial[0].shape[1]):
-        _attend_run(query, pages, decode, partial, np.int64(task))  # else compiled twice
-    _join(partial, decode[0], out)
-
-
-def paged_decode(
-    query: torch.Tensor,
-    pages: Pages,
-    decode: DecodeRows,
-    out: torch.Tensor,
-    workspace: Workspace,
-) -> None:
-    """Write the attention outputs of the decode rows to their rows of `out`.
-
-    query, out: [T, heads, D] float32. The tokens' own keys and values are in the cache already.
-    Raises ValueError for other shapes or dtypes.
-    """
-    _, heads, dim = query.shape
-    count = decode.rows.shape[0]
-    check("query", query, (query.shape[0], heads, dim), torch.float32)
-    check("out", out, tuple(query.shape), torch.float32)
-    pages.check(heads, dim)
-    for name, tensor in vars(decode).items():
-        check(name, tensor, (count,), torch.int64)
-    if count:
-        attend_rows(
-            query.numpy(),
-            (view(pages.cache), pages.layer, pages.tables.numpy()),
-            (decode.rows.numpy(), decode.slots.numpy(), decode.lengths.numpy()),
-            decode_scratch(pages.cache, heads, count, workspace),
-            out.numpy(),
-        )
-
-
 def decode_scratch(cache: torch.Tensor, heads: int, count: int, workspace: Workspace) -> Any:
-    """Return where `attend_rows` keeps what it knows of each run of tokens."""
+    """Return (maxima, sums, values) of each row's runs of tokens, and of its prefix at the end."""
     kv_heads, dim = cache.shape[3], cache.shape[5]
     # Enough tasks that every thread has work for a single sequence.
     splits = -(-4 * get_num_threads() // max(1, count))
-    shape = (count, splits, kv_heads, heads // kv_heads)
+    shape = (count, splits + 1, kv_heads, heads // kv_heads)
     return (
         workspace.take("decode.maxima", shape).numpy(),
         workspace.take("decode.sums", shape).numpy(),

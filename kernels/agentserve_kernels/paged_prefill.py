@@ -1,4 +1,4 @@
-"""Attention of a chunk of new tokens of one sequence over its paged cache.
+"""Attention of many tokens over the same keys of the paged cache, as a matrix product.
 
 A row is one query head of one token; the rows that share a KV head are taken COLUMNS at a time, as
 the lanes of the register tiles. Each task takes some of these panels and goes over the keys in
@@ -10,14 +10,13 @@ works on whole registers and nothing is transposed.
 from typing import Any
 
 import numpy as np
-import torch
-from numba import get_num_threads, get_thread_id, njit, prange
+from numba import get_num_threads, njit
 
 from agentserve_kernels.paging import find
 from agentserve_kernels.registers import COLUMNS, WIDTH
 from agentserve_kernels.scalar import widen
-from agentserve_kernels.softmax import shrink_columns, softmax_tile
-from agentserve_kernels.tensors import Chunk, Pages, Workspace, check, view
+from agentserve_kernels.softmax import query_scale, shrink_columns, softmax_tile
+from agentserve_kernels.tensors import Workspace
 from agentserve_kernels.tiles import at, panel_product, widen_run
 
 PANELS = 6  # of a task
@@ -76,103 +75,67 @@ def _hide(scores: Any, count: int, visible: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _load_queries(query: Any, rows: Any, group: int, head: int, panels: Any) -> None:
+def count_tiles(tokens: int, group: int) -> int:
+    """Return how many tasks a KV head has for so many tokens, each with `group` query heads."""
+    panels = (tokens * group + COLUMNS - 1) // COLUMNS
+    return (panels + PANELS - 1) // PANELS
+
+
+@njit(nogil=True, cache=True)
+def _load_queries(query: Any, lines: Any, rows: Any, head: Any, panels: Any) -> None:
     """Write the rows' scaled queries to panels [panels, D, COLUMNS]; spare lanes are zero."""
     first, end = rows
+    number, group = head
     dim = query.shape[2]
-    scale = np.float32(1) / np.sqrt(np.float32(dim))
+    scale = query_scale(dim)
     for r in range(first, first + panels.shape[0] * COLUMNS):
         panel, lane = (r - first) // COLUMNS, (r - first) % COLUMNS
         for i in range(dim):
             if r < end:
-                panels[panel, i, lane] = query[r // group, head * group + r % group, i] * scale
+                value = query[lines[r // group], number * group + r % group, i]
+                panels[panel, i, lane] = value * scale
             else:
                 panels[panel, i, lane] = np.float32(0)
 
 
 @njit(nogil=True, cache=True)
-def _store(rows: Any, group: int, head: int, running: Any, out: Any) -> None:
-    first, end = rows
-    _, sums, accumulated = running
-    for r in range(first, end):
-        panel, lane = (r - first) // COLUMNS, (r - first) % COLUMNS
-        inverse = np.float32(1) / sums[panel, lane]
-        for i in range(accumulated.shape[1]):
-            value = accumulated[panel, i, lane] * inverse
-            out[r // group, head * group + r % group, i] = value
+def attend_panels(query: Any, tokens: Any, cache: Any, source: Any, tile: int, work: Any) -> Any:
+    """Attend with one KV head from the rows of one of `count_tiles` tiles; return (first, end).
 
-
-@njit(nogil=True, cache=True)
-def _attend_panels(query: Any, start: int, pages: Any, source: Any, some: Any, work: Any) -> None:
-    """Attend from the rows of the panels some[0] .. some[1] - 1 with one KV head."""
-    cache, out = pages
+    tokens: (lines, seen, more): token i is lines[i] of query [T, heads, D] and attends to the first
+    seen + i * more keys; source: (layer, KV head, table); work: one thread's `panel_scratch`. Row r
+    is head r % group of token r // group; what it gathered is left in the last three of `work`, at
+    [panel, lane].
+    """
+    lines, seen, more = tokens
     keys, values, queries, scores, shrink, maxima, sums, sofar = work
-    count, dim, group = query.shape[0], query.shape[2], query.shape[1] // cache.shape[3]
-    rows = (some[0] * COLUMNS, min(some[1] * COLUMNS, count * group))
+    dim, group = query.shape[2], query.shape[1] // cache.shape[3]
+    tiles = count_tiles(lines.size, group)
+    count = (lines.size * group + COLUMNS - 1) // COLUMNS
+    some = (count * tile // tiles, count * (tile + 1) // tiles)
+    rows = (some[0] * COLUMNS, min(some[1] * COLUMNS, lines.size * group))
     panels = queries[: some[1] - some[0]]
     maxima[:], sums[:], sofar[:] = np.float32(-1e30), np.float32(0), np.float32(0)
-    _load_queries(query, rows, group, source[1], panels)
-    length = start + (rows[1] - 1) // group + 1
+    _load_queries(query, lines, rows, (source[1], group), panels)
+    length = seen + (rows[1] - 1) // group * more
     for first in range(0, length, SPAN):
         size = min(SPAN, length - first)
         _widen_span(cache, source, first, size, keys, values)
         for panel in range(panels.shape[0]):
-            visible = (rows[0] + panel * COLUMNS, group, start + 1 - first)
             row, place = panel * COLUMNS, panel * COLUMNS * dim
+            last = min(rows[0] + row + COLUMNS, rows[1]) - 1
+            own = min(size, seen + last // group * more - first)
+            visible = (rows[0] + row, group, (seen - first) if more else size)
             running = (at(maxima, row), at(sums, row), at(sofar, place))
             span = (at(keys, 0), at(values, 0), visible)
-            _attend_panel(at(panels, place), span, running, (size, dim), (scores, shrink))
-    _store(rows, group, source[1], (maxima, sums, sofar), out)
+            if own > 0:
+                shape = (own, dim)
+                _attend_panel(at(panels, place), span, running, shape, (scores, shrink))
+    return rows
 
 
-@njit(parallel=True, nogil=True, cache=True)
-def attend_chunk(query: Any, start: int, pages: Any, table: Any, scratch: Any, out: Any) -> None:
-    """Attend from the tokens of query [count, heads, D], at positions start.., to the cache.
-
-    pages: (cache, layer); scratch: as `prefill_scratch` gives it.
-    """
-    cache, layer = pages
-    kv_heads = cache.shape[3]
-    panels = (query.shape[0] * (query.shape[1] // kv_heads) + COLUMNS - 1) // COLUMNS
-    tiles = (panels + PANELS - 1) // PANELS
-    keys, values, queries, scores, shrink, maxima, sums, sofar = scratch
-    for task in prange(kv_heads * tiles):
-        head, tile = task % kv_heads, task // kv_heads
-        some = (panels * tile // tiles, panels * (tile + 1) // tiles)
-        n = get_thread_id()
-        work = (keys[n], values[n], queries[n], scores[n], shrink[n], maxima[n], sums[n], sofar[n])
-        _attend_panels(query, start, (cache, out), (layer, head, table), some, work)
-
-
-def paged_prefill(
-    query: torch.Tensor,
-    pages: Pages,
-    chunk: Chunk,
-    out: torch.Tensor,
-    workspace: Workspace,
-) -> None:
-    """Write the attention outputs of the chunk to its rows of `out`.
-
-    query, out: [T, heads, D] float32. The chunk's keys and values are in the cache already. Raises
-    ValueError for other shapes or dtypes.
-    """
-    _, heads, dim = query.shape
-    check("query", query, (query.shape[0], heads, dim), torch.float32)
-    check("out", out, tuple(query.shape), torch.float32)
-    pages.check(heads, dim)
-    here = slice(chunk.row, chunk.row + chunk.count)
-    attend_chunk(
-        query.numpy()[here],
-        chunk.start,
-        (view(pages.cache), pages.layer),
-        pages.tables.numpy()[chunk.slot],
-        prefill_scratch(dim, workspace),
-        out.numpy()[here],
-    )
-
-
-def prefill_scratch(dim: int, workspace: Workspace) -> Any:
-    """Return what each thread of `attend_chunk` works on."""
+def panel_scratch(dim: int, workspace: Workspace) -> Any:
+    """Return what each thread of `attend_panels` works on."""
     shapes = {
         "keys": (SPAN, dim),
         "widened": (SPAN, dim),
@@ -184,6 +147,6 @@ def prefill_scratch(dim: int, workspace: Workspace) -> Any:
         "values": (PANELS, dim, COLUMNS),
     }
     return tuple(
-        workspace.take(f"prefill.{name}", (get_num_threads(), *rest)).numpy()
+        workspace.take(f"panels.{name}", (get_num_threads(), *rest)).numpy()
         for name, rest in shapes.items()
     )

@@ -1,11 +1,13 @@
 """The inner loops of an online softmax (arXiv 1805.02867) on the CPU, as LLVM vector code.
 
-Arguments are pointers to float32, as `tiles.at` gives them.
+Arguments are pointers to float32, as `tiles.at` gives them. Scores are in units of ln 2, so that a
+weight is a power of two: see `query_scale`.
 """
 
 from typing import Any
 
-from numba import types
+import numpy as np
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -21,7 +23,29 @@ from agentserve_kernels.registers import (
     store_lanes,
     totals,
 )
-from agentserve_kernels.scalar import emit_exp
+from agentserve_kernels.scalar import LOG2_E, emit_powers
+
+_UNROLL = 2  # keys whose weights are computed abreast
+
+
+@njit(nogil=True, cache=True)
+def query_scale(dim: int) -> Any:
+    """Return what queries of `dim` elements are multiplied with: 1 / sqrt(dim) / ln 2."""
+    return LOG2_E / np.sqrt(np.float32(dim))
+
+
+def _weigh(builder: Any, scores: Any, keys: list[Any], tops: list[Any], added: list[Any]) -> None:
+    """Turn the scores of some keys into weights and add them up."""
+    rows = [builder.mul(key, I64(COLUMNS)) for key in keys]
+    places = [builder.add(row, I64(j * WIDTH)) for row in rows for j in range(VECTORS)]
+    less = [
+        builder.fsub(load_lanes(builder, scores, place), builder.load(tops[n % VECTORS]))
+        for n, place in enumerate(places)
+    ]
+    for n, weight in enumerate(emit_powers(builder, less)):
+        store_lanes(builder, weight, scores, places[n])
+        total = added[n % VECTORS]
+        builder.store(builder.fadd(builder.load(total), weight), total)
 
 
 @intrinsic
@@ -48,23 +72,18 @@ def softmax_tile(
         with cgutils.for_range(builder, keys) as loop:
             row = builder.mul(loop.index, I64(COLUMNS))
             for lane, top in zip(lanes, tops, strict=True):
-                score, before = (
-                    load_lanes(builder, scores, builder.add(row, lane)),
-                    builder.load(top),
-                )
+                score = load_lanes(builder, scores, builder.add(row, lane))
+                before = builder.load(top)
                 larger = builder.fcmp_ordered(">", score, before)
                 builder.store(builder.select(larger, score, before), top)
-        with cgutils.for_range(builder, keys) as loop:
-            row = builder.mul(loop.index, I64(COLUMNS))
-            for lane, top, total in zip(lanes, tops, added, strict=True):
-                place = builder.add(row, lane)
-                less = builder.fsub(load_lanes(builder, scores, place), builder.load(top))
-                weight = emit_exp(builder, less)
-                store_lanes(builder, weight, scores, place)
-                builder.store(builder.fadd(builder.load(total), weight), total)
+        whole = builder.and_(keys, I64(-_UNROLL))
+        for start, end, some in ((I64(0), whole, _UNROLL), (whole, keys, 1)):
+            with cgutils.for_range_slice(builder, start, end, I64(some)) as (first, _):
+                abreast = [builder.add(first, I64(i)) for i in range(some)]
+                _weigh(builder, scores, abreast, tops, added)
         for lane, top, total in zip(lanes, tops, added, strict=True):
             less = builder.fsub(load_lanes(builder, maxima, lane), builder.load(top))
-            factor = emit_exp(builder, less)
+            factor = emit_powers(builder, [less])[0]
             store_lanes(builder, factor, shrink, lane)
             store_lanes(builder, builder.load(top), maxima, lane)
             kept = builder.fmul(load_lanes(builder, sums, lane), factor)
@@ -97,10 +116,10 @@ def softmax_row(
         largest = largest_lane(builder, builder.load(most))
         wide = splat(builder, largest)
         with cgutils.for_range_slice(builder, I64(0), keys, I64(WIDTH)) as (k, _):
-            weight = emit_exp(builder, builder.fsub(load_lanes(builder, scores, k), wide))
+            weight = emit_powers(builder, [builder.fsub(load_lanes(builder, scores, k), wide)])[0]
             store_lanes(builder, weight, scores, k)
             builder.store(builder.fadd(builder.load(sums), weight), sums)
-        factor = emit_exp(builder, builder.fsub(before, largest))
+        factor = emit_powers(builder, [builder.fsub(before, largest)])[0]
         added = totals(builder, [builder.load(sums)])[0]
         builder.store(builder.fadd(builder.fmul(builder.load(total), factor), added), total)
         builder.store(largest, top)

@@ -5,8 +5,7 @@ from agentserve_kernels.activation import silu_mul
 from agentserve_kernels.kv_write import kv_write
 from agentserve_kernels.linear import linear, pack
 from agentserve_kernels.norm import add_rms_norm
-from agentserve_kernels.paged_decode import paged_decode
-from agentserve_kernels.paged_prefill import paged_prefill
+from agentserve_kernels.paged_attention import paged_attention, plan_attention
 from agentserve_kernels.reference import (
     kv_write_reference,
     linear_reference,
@@ -15,7 +14,7 @@ from agentserve_kernels.reference import (
     rms_norm_reference,
     silu_mul_reference,
 )
-from agentserve_kernels.scalar import exp32, narrow
+from agentserve_kernels.scalar import narrow, power
 from agentserve_kernels.tensors import (
     Chunk,
     DecodeRows,
@@ -47,6 +46,17 @@ def paged(random, dtype, kv_heads, lengths, block=BLOCK, dim=DIM):
     for slot, count in enumerate(needed):
         tables[slot, :count], blocks = blocks[:count], blocks[count:]
     return Pages(cache, 1, tables)
+
+
+NOBODY = DecodeRows(*(torch.empty(0, dtype=torch.int64) for _ in range(3)))
+
+
+def paged_decode(query, pages, decode, out, workspace):
+    paged_attention(query, pages, decode, (), out, workspace)
+
+
+def paged_prefill(query, pages, chunk, out, workspace):
+    paged_attention(query, pages, NOBODY, (chunk,), out, workspace)
 
 
 def close(actual, expected, tolerance=2e-5):
@@ -164,6 +174,27 @@ def test_attention_takes_blocks_and_heads_of_any_size(random, dtype, block, dim)
     close(out[5:], paged_prefill_reference(query, pages, chunk))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 100), (4, 4, 32)])
+def test_rows_that_share_a_prefix_attend_as_each_alone(random, dtype, heads, kv_heads, dim):
+    lengths = [700, 701, 640, 641, 900, 350, 90, 1, 650]
+    pages = paged(random, dtype, kv_heads, lengths, BLOCK, dim)
+    pages.tables[1:6, :20] = pages.tables[0, :20]
+    pages.tables[1:4, :40] = pages.tables[0, :40]  # all 640 tokens of one row, but for its last
+    query = torch.randn((70, heads, dim), generator=random) * 3
+    rows = torch.arange(50, 59)
+    decode = DecodeRows(rows, torch.arange(9), torch.tensor(lengths))
+    chunks = (Chunk(8, 2, 600, 45), Chunk(4, 60, 300, 10))
+    out = torch.full_like(query, 7.0)
+    shared = plan_attention(decode, chunks, pages.tables, BLOCK)[0][3]
+    assert shared.tolist() == [320] * 6 + [0] * 3
+    paged_attention(query, pages, decode, chunks, out, Workspace())
+    close(out[rows], paged_decode_reference(query, pages, decode))
+    close(out[2:47], paged_prefill_reference(query, pages, chunks[0]))
+    close(out[60:], paged_prefill_reference(query, pages, chunks[1]))
+    assert (out[[0, 1, 47, 49, 59]] == 7.0).all()
+
+
 def test_a_chunk_and_single_tokens_attend_alike(random):
     pages = paged(random, torch.float32, 2, [40])
     query = torch.randn((40, 6, DIM), generator=random)
@@ -191,19 +222,19 @@ def test_a_nan_in_the_cache_reaches_the_rows_that_read_it_and_no_other(random):
     assert broken[BLOCK + 3 : 40, 3:].all()
 
 
-def test_exp32_is_accurate_over_its_range():
-    x = np.linspace(-86, 87, 20_001).astype(np.float32)
+def test_power_is_accurate_over_its_range():
+    x = np.linspace(-126, 126, 20_001).astype(np.float32)
 
     @njit
     def run(values):
         out = np.empty_like(values)
         for i in range(values.size):
-            out[i] = exp32(values[i])
+            out[i] = power(values[i])
         return out
 
-    exact = np.exp(x.astype(np.float64))
+    exact = np.exp2(x.astype(np.float64))
     assert np.max(np.abs(run(x) / exact - 1)) < 3e-7
-    assert run(np.array([-1e30], np.float32))[0] == 0
+    assert run(np.array([-127, -1e30, -np.inf], np.float32)).tolist() == [0, 0, 0]
     assert np.isnan(run(np.array([np.nan], np.float32))[0])
 
 
