@@ -215,14 +215,11 @@ def kv_layer_bytes(spec: ModelSpec, tokens: int, item_bytes: int = 2) -> int:
 def prefill_attention(spec: ModelSpec, new: int, cached: int) -> Attention:
     """Measure a chunk of one sequence with the runtime's own kernel."""
     import torch
-    from agentserve_kernels.paged_prefill import paged_prefill
-    from agentserve_kernels.tensors import Chunk, Workspace
+    from agentserve_kernels.tensors import Chunk, DecodeRows
 
-    pages = _pages(spec, 1, cached + new)
-    query = torch.rand(new, spec.heads, spec.head_dim)
-    out, workspace = torch.empty_like(query), Workspace()
-    chunk, turn = Chunk(0, 0, cached, new), itertools.cycle(pages)
-    seconds = best_seconds(lambda: paged_prefill(query, next(turn), chunk, out, workspace))
+    nobody = DecodeRows(*(torch.empty(0, dtype=torch.int64) for _ in range(3)))
+    chunk = Chunk(0, 0, cached, new)
+    seconds = _attention_seconds(spec, _pages(spec, 1, cached + new), new, nobody, chunk)
     return _attention("kernels bfloat16", spec, (1, new, cached), seconds)
 
 
@@ -244,16 +241,25 @@ def sdpa(spec: ModelSpec, new: int, cached: int) -> Attention:
 def decode_attention(spec: ModelSpec, sequences: int, context: int) -> Attention:
     """Measure one token in each sequence with the runtime's own kernel."""
     import torch
-    from agentserve_kernels.paged_decode import paged_decode
-    from agentserve_kernels.tensors import DecodeRows, Workspace
+    from agentserve_kernels.tensors import DecodeRows
 
-    pages = _pages(spec, sequences, context)
-    query = torch.rand(sequences, spec.heads, spec.head_dim)
-    out, workspace = torch.empty_like(query), Workspace()
     every = torch.arange(sequences)
-    rows, turn = DecodeRows(every, every, torch.full((sequences,), context)), itertools.cycle(pages)
-    seconds = best_seconds(lambda: paged_decode(query, next(turn), rows, out, workspace))
+    rows = DecodeRows(every, every, torch.full((sequences,), context))
+    seconds = _attention_seconds(spec, _pages(spec, sequences, context), sequences, rows)
     return _attention("kernels bfloat16", spec, (sequences, 1, context - 1), seconds)
+
+
+def _attention_seconds(
+    spec: ModelSpec, pages: list[Any], tokens: int, rows: Any, *chunks: Any
+) -> float:
+    """Return the least time of one layer's attention; the layers take turns."""
+    import torch
+    from agentserve_kernels.paged_attention import paged_attention
+    from agentserve_kernels.tensors import Workspace
+
+    query = torch.rand(tokens, spec.heads, spec.head_dim)
+    out, workspace, turn = torch.empty_like(query), Workspace(), itertools.cycle(pages)
+    return best_seconds(lambda: paged_attention(query, next(turn), rows, chunks, out, workspace))
 
 
 def _attention(
