@@ -1,9 +1,9 @@
 """What the server adds to a turn, by the tokens of history: p50, and the slope over the history.
 
-The whole of `agentserve serve` with SmolLM2's tokenizer and template, on a runner whose steps are
-2 ms of sleep. Agents grow by turns of 180 tokens (and steps of no time) to each length and are then
-measured over a few equal turns, a tool's result of 24 words in and a call out. The overhead of a
-turn is
+The whole of `agentserve serve` with SmolLM2's tokenizer and template, on a runner that samples the
+same call every turn, in steps of 2 ms of sleep. Agents grow by turns of 180 tokens (and steps of no
+time) to each length and are then measured over a few equal turns, a tool's result of 24 words in
+and a call out. The overhead of a turn is
 
     last byte of the request received -> first step launched      submitting
     + first step ended -> first event sent                        answering
@@ -44,7 +44,7 @@ from agentserve.replay.server import READY
 RESULT = Path("benchmarks/results/overhead.json")
 LEVELS = (100, 1_000, 3_000, 10_000, 30_000)  # tokens of history
 MEASURED = 5  # turns of each agent
-GROWTH, RESULT_WORDS, CALL_WORDS = 150, 24, 8
+GROWTH, RESULT_WORDS = 150, 24
 PAUSE_S = 0.02  # a tool, and what the server does when nobody waits
 STEP_S = 0.002
 ASLEEP_STEPS = 70  # longer than a turn
@@ -65,7 +65,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Agent:
-    """A client in a tool loop whose answers are forced."""
+    """A client in a tool loop."""
 
     def __init__(self, http: HTTPConnection, source: random.Random) -> None:
         body = {"system": "Answer.", "tools": [msgspec.to_builtins(TOOL.declared())]}
@@ -81,9 +81,7 @@ class Agent:
         item: dict[str, Any] = {"type": "user", "content": text}
         if self._call:
             item = {"type": "tool_result", "call_id": self._call, "output": text}
-        call = {"name": TOOL.name, "arguments": {"topic": self._words(CALL_WORDS)}}
-        debug = {"force": [{"type": "tool_call", **call}]}
-        body = {"input": [item], "stream": True, "debug": debug}
+        body = {"input": [item], "stream": True}
         answer = ask(self._http, "POST", f"{self._path}/turn", body, step_s)
         turn = json.loads(answer.rpartition(b"\ndata: ")[2])["turn"]
         self.history = turn["context"]["used"]

@@ -1,6 +1,7 @@
 """A runner whose steps take a set time, and whose step times another process can read.
 
-It sleeps through a step, as one that waits for a device does: the interpreter lock is free then.
+Every turn it samples the same answer. It sleeps through a step, as one that waits for a device
+does: the interpreter lock is free then.
 """
 
 import mmap
@@ -15,7 +16,6 @@ from agentserve.engine.compiler import CompilerProcess
 from agentserve.engine.plan import KvGroup, RunnerInfo, StepPlan, StepResult
 from agentserve.model.grammar import grammar_compiler
 
-TOKEN = 1000  # what is always sampled
 BLOCK = 32  # tokens, as on the CPU
 BLOCK_BYTES = BLOCK * 23_040  # SmolLM2's
 
@@ -25,6 +25,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     directory: str  # the model's, for its tokenizer
     clock: str  # file of the step times
+    answer: list[int]  # the tokens of every turn, the last one ends it
     vocab_size: int = 49_152
     max_context: int = 40_960
     num_blocks: int = 4_096
@@ -73,7 +74,7 @@ class SharedClock:
 
 
 class ConstantRunner:
-    """A Runner that computes nothing: copies are done at once, every sample is one token."""
+    """A Runner that computes nothing: copies are done at once, the answer is known."""
 
     def __init__(self, settings: Settings) -> None:
         self.info = RunnerInfo(
@@ -90,26 +91,34 @@ class ConstantRunner:
         )
         self._clock = SharedClock(Path(settings.clock))
         self._launched = 0.0
+        self._answer = settings.answer
+        self._said: dict[int, int] = {}  # tokens of the answer, by slot
 
     def launch(self, plan: StepPlan) -> StepPlan:
         """Note when."""
         self._launched = time.perf_counter()
+        self._said.update((entry.slot, 0) for entry in plan.added)
         return plan
 
     def sample(self, handle: StepPlan, masks: dict[int, Any]) -> None:
-        """Do nothing: outputs are forced."""
+        """Do nothing: what is sampled is known."""
 
     def collect(self, handle: StepPlan) -> StepResult:
-        """Return the same token for every row that samples."""
+        """Return the next token of the answer for every row that samples."""
         if handle.rows:
             time.sleep(self._clock.step_s)
             self._clock.step(self._launched, time.perf_counter())
         return StepResult(
             step=handle.step,
-            tokens=[[TOKEN] if row.sample else [] for row in handle.rows],
+            tokens=[self._next(row.slot) if row.sample else [] for row in handle.rows],
             finite=[True] * len(handle.rows),
             tickets=[copy.ticket for copy in handle.copies],
         )
+
+    def _next(self, slot: int) -> list[int]:
+        said = self._said[slot]
+        self._said[slot] = said + 1
+        return [self._answer[said]]
 
 
 def build(options: dict[str, Any]) -> tuple[ConstantRunner, CompilerProcess]:

@@ -14,11 +14,14 @@ import msgspec
 from overhead_engine import SharedClock, StepTimes
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentserve.assembly import Backend, assemble
+from agentserve.assembly import Backend, assemble, load_text
 from agentserve.cli.serving import listen, run
 from agentserve.config import ServerSettings
 from agentserve.model.prepare import prepare
+from agentserve.replay.generator import TOOL, WORDS
+from agentserve.wire import ToolCall
 
+CALL = ToolCall(TOOL.name, {"topic": " ".join(WORDS[:8])})  # every answer
 STEP_HEADER = b"step-seconds"  # of a request: how long the steps of its turn take
 
 
@@ -76,10 +79,16 @@ def main() -> None:
     """Serve on a free port until SIGTERM."""
     place = Path(sys.argv[1])
     directory = prepare("smollm2-135m")
-    options: dict[str, Any] = {"directory": str(directory), "clock": str(place / "clock")}
+    text = load_text(directory, "smollm2-135m")
+    answer = text.tokenizer.encode_text(text.format.emit([CALL]))
+    options: dict[str, Any] = {
+        "directory": str(directory),
+        "clock": str(place / "clock"),
+        "answer": [*answer, text.tokenizer.stop_ids[0]],
+    }
     clock = SharedClock(place / "clock")
     backend = Backend("overhead_engine:build", options)
-    assembly = assemble(directory, backend, ServerSettings(allow_force=True))
+    assembly = assemble(directory, backend, ServerSettings(), text=text)
     with listen("127.0.0.1", 0) as listener, (place / "stamps").open("wb") as file:
         stamped: Any = Stamped(assembly.app, clock, file)
         run(dataclasses.replace(assembly, app=stamped), listener, say)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
@@ -26,7 +25,7 @@ def share(number: int, count: int, least: int, threads: int) -> tuple[int, int]:
     Half of what is left is divided by the threads (guided self-scheduling, Polychronopoulos and
     Kuck 1987), at least `least` at a time: large runs, of which the last are small.
     """
-    first = end = np.int64(0)
+    first = end = 0
     for _ in range(number + 1):
         first = end
         end = min(count, first + max(least, (count - first) // (2 * threads)))
