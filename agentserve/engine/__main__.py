@@ -1,6 +1,7 @@
 """The engine process: `python -m agentserve.engine FD`, started by engine.process only."""
 
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ from agentserve.engine.channel import SocketInbox, SocketOutbox
 from agentserve.engine.drive import run_engine
 
 FLUSH_S = 5.0
+YOUNG = 50_000  # new objects between two collections: one in the middle of a turn delays it
 
 
 def main(descriptor: int) -> None:
@@ -22,6 +24,7 @@ def main(descriptor: int) -> None:
     logging.basicConfig(level=logging.WARNING, format="engine: %(levelname)s %(message)s")
     os.set_inheritable(descriptor, False)
     channel = socket.socket(fileno=descriptor)
+    gc.set_threshold(YOUNG)
     inbox, outbox = SocketInbox(channel), SocketOutbox(channel)
     run_engine(inbox.spec(), inbox, outbox, SystemClock())
     outbox.flush(FLUSH_S)
