@@ -11,8 +11,9 @@ import select
 import socket
 import sys
 import threading
+from collections import deque
 
-from agentserve.engine.drive import EngineSpec, Outbox
+from agentserve.engine.drive import EngineSpec, joins
 from agentserve.engine.frames import FrameDecoder, FrameError, encode_frame
 from agentserve.engine.messages import Command, Event
 
@@ -82,15 +83,20 @@ class SocketInbox:
             os._exit(2)
 
 
-class SocketOutbox(Outbox):
+class SocketOutbox:
     """Event batches to the parent: sent at once, and by a thread while the socket is full."""
 
     def __init__(self, channel: socket.socket) -> None:
-        self._pending = threading.Semaphore(0)
-        super().__init__(self._pending.release)
         self._channel = channel
+        self._waiting: deque[bytes] = deque()
+        self._pending = threading.Semaphore(0)
         self._sender = threading.Thread(target=self._send_rest, name="sender", daemon=True)
         self._sender.start()
+
+    def put(self, batch: list[Event]) -> None:
+        """Send a batch that `joins` the others. Raises ReaderStalled."""
+        if joins(batch, len(self._waiting)):
+            self.put_last(batch)
 
     def put_last(self, batch: list[Event]) -> None:
         """Send a batch, or queue what is left of it, however full the queue is."""
@@ -106,9 +112,13 @@ class SocketOutbox(Outbox):
         self._queue(b"")
         self._sender.join(timeout)
 
+    def _queue(self, frame: bytes) -> None:
+        self._waiting.append(frame)
+        self._pending.release()
+
     def _send_rest(self) -> None:
         while self._pending.acquire():
-            frame: bytes = self._waiting[0]
+            frame = self._waiting[0]
             if not frame:
                 return
             while frame:

@@ -50,6 +50,30 @@ class CommandSource(Protocol):
         ...
 
 
+class EventSink(Protocol):
+    """Where the engine's event batches go. Putting never waits."""
+
+    def put(self, batch: list[Event]) -> None:
+        """Take a batch, unless it `joins` none that wait. Raises ReaderStalled as that does."""
+        ...
+
+    def put_last(self, batch: list[Event]) -> None:
+        """Take a batch however many wait: the engine's last words."""
+        ...
+
+
+def joins(batch: list[Event], waiting: int, most: int = MAX_BATCHES) -> bool:
+    """Whether a batch is queued behind `waiting` others that nobody has read: no mere heartbeat is.
+
+    Raises ReaderStalled when there are too many: a turn must not lose events silently.
+    """
+    if waiting and all(isinstance(event, Stats) for event in batch):
+        return False
+    if waiting >= most:
+        raise ReaderStalled(f"{most} event batches were not read")
+    return True
+
+
 class Inbox:
     """Commands on their way to the engine; it sleeps here while it is idle."""
 
@@ -97,33 +121,24 @@ class Outbox:
     def __init__(self, notify: Callable[[], None], max_batches: int = MAX_BATCHES) -> None:
         self._notify = notify
         self._max = max_batches
-        self._waiting: deque[Any] = deque()  # batches
+        self._batches: deque[list[Event]] = deque()
 
     def put(self, batch: list[Event]) -> None:
-        """Queue a batch; a mere heartbeat is left out while others wait to be read.
-
-        Raises ReaderStalled when the queue is full: a turn must not lose events silently.
-        """
-        if self._waiting and all(isinstance(event, Stats) for event in batch):
-            return
-        if len(self._waiting) >= self._max:
-            raise ReaderStalled(f"{self._max} event batches were not read")
-        self.put_last(batch)
+        """Queue a batch that `joins` the others. Raises ReaderStalled."""
+        if joins(batch, len(self._batches), self._max):
+            self.put_last(batch)
 
     def put_last(self, batch: list[Event]) -> None:
-        """Queue a batch however full the queue is: the engine's last words."""
-        self._queue(batch)
+        """Queue a batch however full the queue is."""
+        self._batches.append(batch)
+        self._notify()
 
     def take(self) -> list[Event] | None:
         """Return the oldest batch, None when there is none."""
-        return self._waiting.popleft() if self._waiting else None
-
-    def _queue(self, item: Any) -> None:
-        self._waiting.append(item)
-        self._notify()
+        return self._batches.popleft() if self._batches else None
 
 
-def run_engine(spec: EngineSpec, inbox: CommandSource, outbox: Outbox, clock: Clock) -> bool:
+def run_engine(spec: EngineSpec, inbox: CommandSource, outbox: EventSink, clock: Clock) -> bool:
     """Build the engine, say Ready and step it until the inbox is closed.
 
     Returns whether it ended by being closed. What it dies of is logged and sent as Down.
@@ -145,7 +160,7 @@ def run_engine(spec: EngineSpec, inbox: CommandSource, outbox: Outbox, clock: Cl
     return True
 
 
-def drive(engine: Engine, inbox: CommandSource, outbox: Outbox, clock: Clock) -> None:
+def drive(engine: Engine, inbox: CommandSource, outbox: EventSink, clock: Clock) -> None:
     """Apply commands and step until the inbox is closed; sleep while there is nothing to do.
 
     All events of a step leave in one batch; an idle engine sends Stats every HEARTBEAT_S seconds.
