@@ -70,6 +70,10 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # regions of a step. So: a short spin, then sleep (DECISIONS.md, 7).
 OPENMP_WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
 
+# New objects between two searches for cycles, in the server's and the engine's process: one amid a
+# turn delays it.
+COLLECT_EVERY = 50_000
+
 
 def cache_directory() -> Path:
     """Where converted models and compiled kernels are kept (AGENTSERVE_CACHE, else XDG)."""

@@ -13,10 +13,10 @@ import uvicorn
 
 from agentserve.assembly import Assembly
 from agentserve.cli.options import CommandFailed, format_size
+from agentserve.config import COLLECT_EVERY
 
 DRAIN_S = 8.0  # what the sessions take for themselves, and some more
 GRACE_S = 3
-YOUNG = 50_000  # new objects between two collections: one amid a turn delays it
 SHUTDOWN_S = 10.0
 POLL_S = 0.05
 
@@ -84,7 +84,7 @@ async def _serve(
     try:
         if await _until_ready(assembly, serving, stop):
             gc.freeze()  # else each full collection walks all that was imported: 12 ms
-            gc.set_threshold(YOUNG)
+            gc.set_threshold(COLLECT_EVERY)
             announce(_ready_line(assembly, listener))
             await _first(serving, stop.wait())
             await _first(assembly.service.drain(), hurry.wait(), at_most_s=DRAIN_S)

@@ -9,11 +9,11 @@ import socket
 import sys
 
 from agentserve.clock import SystemClock
+from agentserve.config import COLLECT_EVERY
 from agentserve.engine.channel import SocketInbox, SocketOutbox
 from agentserve.engine.drive import run_engine
 
 FLUSH_S = 5.0
-YOUNG = 50_000  # new objects between two collections: one in the middle of a turn delays it
 
 
 def main(descriptor: int) -> None:
@@ -24,7 +24,7 @@ def main(descriptor: int) -> None:
     logging.basicConfig(level=logging.WARNING, format="engine: %(levelname)s %(message)s")
     os.set_inheritable(descriptor, False)
     channel = socket.socket(fileno=descriptor)
-    gc.set_threshold(YOUNG)
+    gc.set_threshold(COLLECT_EVERY)
     inbox, outbox = SocketInbox(channel), SocketOutbox(channel)
     run_engine(inbox.spec(), inbox, outbox, SystemClock())
     outbox.flush(FLUSH_S)
