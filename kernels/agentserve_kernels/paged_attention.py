@@ -29,7 +29,7 @@ def _attend_chunk(query: Any, pages: Any, chunk: Any, place: Any, work: Any, out
     group = query.shape[1] // cache.shape[3]
     tokens, source = (lines, start + 1, 1), (layer, head, tables[slot])
     first, end = attend_panels(query, tokens, cache, source, tile, work)
-    sums, values = work[6], work[7]
+    _, sums, values = work[5:]
     for r in range(first, end):
         panel, lane = (r - first) // COLUMNS, (r - first) % COLUMNS
         inverse = np.float32(1) / sums[panel, lane]
@@ -44,19 +44,20 @@ def _attend_prefix(query: Any, pages: Any, rows: Any, prefix: Any, place: Any, w
     rows: (decode, partial), as `attend_run` takes them; place: (KV head, tile).
     """
     cache, layer, tables = pages
-    (lines, slots, _, _), (maxima, sums, values) = rows
+    (lines, slots, _, _), partial = rows
     members, length = prefix
     head, tile = place
-    group, last = query.shape[1] // cache.shape[3], maxima.shape[1] - 1
+    group, last = query.shape[1] // cache.shape[3], partial[0].shape[1] - 1
     tokens, source = (lines[members], length, 0), (layer, head, tables[slots[members[0]]])
     first, end = attend_panels(query, tokens, cache, source, tile, work)
+    maxima, sums, values = work[5:]
     for r in range(first, end):
         panel, lane = (r - first) // COLUMNS, (r - first) % COLUMNS
         n, g = members[r // group], r % group
-        maxima[n, last, head, g] = work[5][panel, lane]
-        sums[n, last, head, g] = work[6][panel, lane]
-        for i in range(values.shape[4]):
-            values[n, last, head, g, i] = work[7][panel, i, lane]
+        partial[0][n, last, head, g] = maxima[panel, lane]
+        partial[1][n, last, head, g] = sums[panel, lane]
+        for i in range(values.shape[1]):
+            partial[2][n, last, head, g, i] = values[panel, i, lane]
 
 
 @njit(nogil=True, cache=True)

@@ -14,12 +14,15 @@ def shared_prefixes(tables: Any, lengths: Any, block_size: int) -> Iterator[tupl
 
     tables: the rows' own block tables [N, blocks]; lengths: tokens to attend to, int64 [N].
     """
-    if len(lengths) < MEMBERS:
-        return
+    least = -(-TOKENS // block_size)
     whole = (lengths - 1) // block_size  # the last token's block is nobody else's
-    firsts, counts = np.unique(tables[:, 0], return_counts=True)
-    for block in firsts[counts >= MEMBERS]:
-        left = np.flatnonzero(tables[:, 0] == block)
+    enough = np.flatnonzero(whole >= least)
+    if len(enough) < MEMBERS:
+        return
+    ends = tables[enough, least - 1]  # who shares this block as a rule shares all before it
+    blocks, counts = np.unique(ends, return_counts=True)
+    for block in blocks[counts >= MEMBERS]:
+        left = enough[ends == block]
         while len(left) >= MEMBERS:
             same = np.logical_and.accumulate(tables[left] == tables[left[0]], axis=1).sum(axis=1)
             common = np.minimum(np.minimum(same, whole[left]), whole[left[0]])
@@ -29,6 +32,4 @@ def shared_prefixes(tables: Any, lengths: Any, block_size: int) -> Iterator[tupl
             best = MEMBERS - 1 + int(np.argmax(saved[MEMBERS - 1 :]))
             if tokens[best] >= TOKENS:
                 yield np.sort(left[order[: best + 1]]), int(tokens[best])
-                left = np.sort(left[order[best + 1 :]])
-            else:
-                left = left[1:]
+            left = np.sort(left[order[best + 1 :]])
