@@ -123,6 +123,9 @@ class Outbox:
         self._max = max_batches
         self._batches: deque[list[Event]] = deque()
 
+    def __len__(self) -> int:
+        return len(self._batches)
+
     def put(self, batch: list[Event]) -> None:
         """Queue a batch that `joins` the others. Raises ReaderStalled."""
         if joins(batch, len(self._batches), self._max):

@@ -111,6 +111,31 @@ async def test_the_age_of_the_last_event_grows_while_nobody_reads(form, open_lin
     assert link.last_event_age() == 7.5
 
 
+async def test_a_fast_engine_leaves_its_readers_process_time_to_cancel(form, open_link):
+    link = open_link(form, num_blocks=4096, max_context=16_000, vocab_size=8)
+    await ready(link)
+    begun, rounds = asyncio.Event(), 0
+
+    async def read() -> Finished:
+        def ends(event):
+            if isinstance(event, Tokens):
+                begun.set()
+            return isinstance(event, Finished)
+
+        return await until(link, ends)
+
+    async def cancel() -> None:
+        nonlocal rounds
+        await begun.wait()
+        for rounds in range(20):  # as many rounds of the loop as a request takes
+            await asyncio.sleep(0.001)
+        link.send(Cancel(turn=1))
+
+    link.send(submit(1, 1, [2, 3, 4], max_tokens=4000, stop_ids=[]))
+    ended, _ = await asyncio.gather(read(), cancel())
+    assert (ended.reason, rounds) == ("cancelled", 19)
+
+
 async def test_commands_sent_before_ready_are_dropped(form, open_link):
     link = open_link(form)
     link.send(submit(1, 1, [2, 3, 4]))
