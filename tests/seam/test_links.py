@@ -114,7 +114,7 @@ async def test_the_age_of_the_last_event_grows_while_nobody_reads(form, open_lin
 async def test_a_fast_engine_leaves_its_readers_process_time_to_cancel(form, open_link):
     link = open_link(form, num_blocks=4096, max_context=16_000, vocab_size=8)
     await ready(link)
-    begun, rounds = asyncio.Event(), 0
+    begun = asyncio.Event()
 
     async def read() -> Finished:
         def ends(event):
@@ -125,15 +125,14 @@ async def test_a_fast_engine_leaves_its_readers_process_time_to_cancel(form, ope
         return await until(link, ends)
 
     async def cancel() -> None:
-        nonlocal rounds
         await begun.wait()
-        for rounds in range(20):  # as many rounds of the loop as a request takes
+        for _ in range(20):  # as many rounds of the loop as a request takes
             await asyncio.sleep(0.001)
         link.send(Cancel(turn=1))
 
     link.send(submit(1, 1, [2, 3, 4], max_tokens=4000, stop_ids=[]))
     ended, _ = await asyncio.gather(read(), cancel())
-    assert (ended.reason, rounds) == ("cancelled", 19)
+    assert ended.reason == "cancelled"
 
 
 async def test_commands_sent_before_ready_are_dropped(form, open_link):
