@@ -62,15 +62,18 @@ def _attend_prefix(query: Any, pages: Any, rows: Any, prefix: Any, place: Any, w
 
 @njit(nogil=True, cache=True)
 def _attend_claimed(query: Any, pages: Any, step: Any, work: Any, out: Any) -> None:
-    """Do tasks until none is left. step: (decode, groups, partial, claims)."""
-    decode, (spans, lines), partial, claims = step
+    """Do tasks until none is left. step: (decode, groups, partial, (claims, threads))."""
+    decode, (spans, lines), partial, (claims, threads) = step
     kv_heads, group = pages[0].shape[3], query.shape[1] // pages[0].shape[3]
+    least = (2 * threads + kv_heads - 1) // kv_heads  # two tasks a thread even out what they take
     runs = partial[0].shape[0] * (partial[0].shape[1] - 1)
     number, before = 0, 0
     while True:
         task = claim(claims) - before
         while number < spans.shape[0]:
-            tiles = count_tiles(spans[number, 2] - spans[number, 1], group)
+            # Beside a prefix there are the members' own runs to even it out.
+            wanted = least if spans[number, 0] >= 0 else 1
+            tiles = count_tiles(spans[number, 2] - spans[number, 1], group, wanted)
             if task < tiles * kv_heads:
                 break
             task -= tiles * kv_heads
@@ -79,7 +82,8 @@ def _attend_claimed(query: Any, pages: Any, step: Any, work: Any, out: Any) -> N
         if number < spans.shape[0]:
             slot, first, end, length = spans[number]
             some = lines[first:end]
-            place = (task % kv_heads, tiles - 1 - task // kv_heads)  # the longest first
+            tile = (tiles - 1 - task // kv_heads, tiles)  # the longest first
+            place = (task % kv_heads, tile)
             if slot >= 0:
                 _attend_chunk(query, pages, (slot, some, length), place, work, out)
             else:
@@ -99,10 +103,10 @@ def attend(query: Any, pages: Any, decode: Any, groups: Any, scratch: Any, out: 
     """
     panels, partial = scratch
     keys, values, queries, scores, shrink, maxima, sums, sofar = panels
-    claims = np.zeros(1, np.int64)
+    crew = (np.zeros(1, np.int64), keys.shape[0])
     for n in prange(keys.shape[0]):
         work = (keys[n], values[n], queries[n], scores[n], shrink[n], maxima[n], sums[n], sofar[n])
-        _attend_claimed(query, pages, (decode, groups, partial, claims), work, out)
+        _attend_claimed(query, pages, (decode, groups, partial, crew), work, out)
     join_runs(partial, decode, out)
 
 

@@ -19,8 +19,10 @@ from agentserve_kernels.softmax import query_scale, shrink_columns, softmax_tile
 from agentserve_kernels.tensors import Workspace
 from agentserve_kernels.tiles import at, panel_product, widen_run
 
-PANELS = 6  # of a task
-SPAN = 256  # keys at a time: with their values and a panel's scores half of a core's 512 KB
+# A task's queries and sums, a span of keys with their values and a panel's scores take 320 KB of a
+# core's 512 with heads of 64 elements. The more rows share a span, the less often it is widened.
+PANELS = 192 // COLUMNS
+SPAN = 384
 
 
 @njit(nogil=True, cache=True)
@@ -75,10 +77,13 @@ def _hide(scores: Any, count: int, visible: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def count_tiles(tokens: int, group: int) -> int:
-    """Return how many tasks a KV head has for so many tokens, each with `group` query heads."""
+def count_tiles(tokens: int, group: int, least: int) -> int:
+    """Return how many tasks a KV head has for so many tokens, each with `group` query heads.
+
+    least: how many there are at least, while each has a panel.
+    """
     panels = (tokens * group + COLUMNS - 1) // COLUMNS
-    return (panels + PANELS - 1) // PANELS
+    return max(min(panels, least), (panels + PANELS - 1) // PANELS)
 
 
 @njit(nogil=True, cache=True)
@@ -99,8 +104,8 @@ def _load_queries(query: Any, lines: Any, rows: Any, head: Any, panels: Any) -> 
 
 
 @njit(nogil=True, cache=True)
-def attend_panels(query: Any, tokens: Any, cache: Any, source: Any, tile: int, work: Any) -> Any:
-    """Attend with one KV head from the rows of one of `count_tiles` tiles; return (first, end).
+def attend_panels(query: Any, tokens: Any, cache: Any, source: Any, tile: Any, work: Any) -> Any:
+    """Attend with one KV head from the rows of tile (number, tiles); return (first, end).
 
     tokens: (lines, seen, more): token i is lines[i] of query [T, heads, D] and attends to the first
     seen + i * more keys; source: (layer, KV head, table); work: one thread's `panel_scratch`. Row r
@@ -110,9 +115,9 @@ def attend_panels(query: Any, tokens: Any, cache: Any, source: Any, tile: int, w
     lines, seen, more = tokens
     keys, values, queries, scores, shrink, maxima, sums, sofar = work
     dim, group = query.shape[2], query.shape[1] // cache.shape[3]
-    tiles = count_tiles(lines.size, group)
+    number, tiles = tile
     count = (lines.size * group + COLUMNS - 1) // COLUMNS
-    some = (count * tile // tiles, count * (tile + 1) // tiles)
+    some = (count * number // tiles, count * (number + 1) // tiles)
     rows = (some[0] * COLUMNS, min(some[1] * COLUMNS, lines.size * group))
     panels = queries[: some[1] - some[0]]
     maxima[:], sums[:], sofar[:] = np.float32(-1e30), np.float32(0), np.float32(0)
