@@ -32,9 +32,10 @@ def _attend_chunk(query: Any, pages: Any, chunk: Any, place: Any, work: Any, out
     _, sums, values = work[5:]
     for r in range(first, end):
         panel, lane = (r - first) // COLUMNS, (r - first) % COLUMNS
+        line, own = lines[r // group], head * group + r % group
         inverse = np.float32(1) / sums[panel, lane]
         for i in range(values.shape[1]):
-            out[lines[r // group], head * group + r % group, i] = values[panel, i, lane] * inverse
+            out[line, own, i] = values[panel, i, lane] * inverse
 
 
 @njit(nogil=True, cache=True)

@@ -95,11 +95,12 @@ def _load_queries(query: Any, lines: Any, rows: Any, head: Any, panels: Any) -> 
     scale = query_scale(dim)
     for r in range(first, first + panels.shape[0] * COLUMNS):
         panel, lane = (r - first) // COLUMNS, (r - first) % COLUMNS
-        for i in range(dim):
-            if r < end:
-                value = query[lines[r // group], number * group + r % group, i]
-                panels[panel, i, lane] = value * scale
-            else:
+        if r < end:
+            line, own = lines[r // group], number * group + r % group
+            for i in range(dim):
+                panels[panel, i, lane] = query[line, own, i] * scale
+        else:
+            for i in range(dim):
                 panels[panel, i, lane] = np.float32(0)
 
 
@@ -151,7 +152,7 @@ def panel_scratch(dim: int, workspace: Workspace) -> Any:
         "sums": (PANELS, COLUMNS),
         "values": (PANELS, dim, COLUMNS),
     }
+    threads = get_num_threads()
     return tuple(
-        workspace.take(f"panels.{name}", (get_num_threads(), *rest)).numpy()
-        for name, rest in shapes.items()
+        workspace.take(f"panels.{name}", (threads, *rest)).numpy() for name, rest in shapes.items()
     )

@@ -99,23 +99,25 @@ def _fold(builder: Any, left: Any, right: Any, size: int) -> Any:
 
 def _halve(builder: Any, lanes: Any, end: int) -> Any:
     """Add the upper half of the lanes to the lower one until `end` are left."""
-    count = WIDTH
-    while count > end:
-        count //= 2
-        mask = ir.VectorType(I32, count)
-        nothing = ir.Constant(lanes.type, ir.Undefined)
-        low, high = (
-            builder.shuffle_vector(lanes, nothing, ir.Constant(mask, list(range(first, last))))
-            for first, last in ((0, count), (count, 2 * count))
-        )
-        lanes = builder.fadd(low, high, flags=FLAGS)
+    while lanes.type.count > end:
+        lanes = builder.fadd(*_split(builder, lanes), flags=FLAGS)
     return lanes
+
+
+def _split(builder: Any, lanes: Any) -> tuple[Any, Any]:
+    """Return the lower half of the lanes and the upper one."""
+    count = lanes.type.count // 2
+    mask, nothing = ir.VectorType(I32, count), ir.Constant(lanes.type, ir.Undefined)
+    low, high = (
+        builder.shuffle_vector(lanes, nothing, ir.Constant(mask, list(range(first, last))))
+        for first, last in ((0, count), (count, 2 * count))
+    )
+    return low, high
 
 
 def largest_lane(builder: Any, lanes: Any) -> Any:
     """Return the largest lane; which one with a NaN among them is open."""
-    numbers = [builder.extract_element(lanes, I32(i)) for i in range(WIDTH)]
-    while len(numbers) > 1:
-        pairs = zip(numbers[::2], numbers[1::2], strict=True)
-        numbers = [builder.select(builder.fcmp_ordered(">", a, b), a, b) for a, b in pairs]
-    return numbers[0]
+    while lanes.type.count > 1:
+        low, high = _split(builder, lanes)
+        lanes = builder.select(builder.fcmp_ordered(">", low, high), low, high)
+    return builder.extract_element(lanes, I32(0))
